@@ -18,15 +18,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gpusim_rl.cli import table_lines
+from gpusim_rl.errors import ConfigError, friendly_errors, say
+from gpusim_rl.files.provenance import describe_environment
+from gpusim_rl.files.safe_open import writing
+from gpusim_rl.machine.hardware import limit_openmp_spin
+
 WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memory is allocated
 
 
 def main(argv: list[str] | None = None) -> int:
     """Audit a training, print the result and return the exit code."""
-    from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.files.safe_open import writing
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
     args = parse(argv)
     limit_openmp_spin()  # before torch is imported
     with friendly_errors():
@@ -46,8 +48,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="audit", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
-    parser.add_argument("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="all numbers, to a file or the screen")
+    parser.add_argument("--iterations", type=int, default=3, help="steady iterations (default: 3)")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write json to FILE, or print it")
     args = parser.parse_intermixed_args(argv)
     if args.json and "=" in args.json:  # `--json task=Ant`
         args.overrides, args.json = [args.json, *args.overrides], "-"
@@ -57,12 +59,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def audit_training(args: argparse.Namespace) -> dict[str, Any]:
     """Audit a training; return the content of the json."""
     from gpusim_rl.diagnose.transfers import audit, our_loop, violations
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.files.provenance import describe_environment
     from gpusim_rl.testing.scratch_training import scratch_training
 
     if args.iterations < 1:
-        raise ConfigError(f"--iterations must be a positive int, got {args.iterations}")
+        raise ConfigError(key="--iterations", expected="above 0", got=args.iterations)
     with scratch_training(args.overrides) as (trainer, log):
         interval, first = trainer.cfg.log.interval, trainer.iteration + WARM_UP
         rows = (first + args.iterations) // interval - first // interval
@@ -86,9 +86,6 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(report: dict[str, Any]) -> None:
     """Print the table and the result."""
-    from gpusim_rl.cli import table_lines
-    from gpusim_rl.errors import say
-
     counted = "operators" in next(iter(report["phases"].values()))
     columns = ["phase", "to device", "to host", "syncs"]
     columns += ["operators"] if counted else ["launches", "kernels", "device busy"]

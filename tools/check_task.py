@@ -26,58 +26,31 @@ if TYPE_CHECKING:
     from pytest import CollectReport, TestReport
 
 MEND = {
-    "the_yaml_gives_a_value_to_every_field_and_to_nothing_else": (
-        "give each field of the Config class a value below task: in the yaml, and remove the keys that no field has"
-    ),
-    "the_yaml_is_the_only_place_with_values": "take the defaults out of the Config class; the yaml has the values",
-    "every_key_of_the_yaml_lands_where_it_belongs": (
-        "let the yaml begin with the line '# @package _global_', and put the keys of the task below task:"
-    ),
+    "the_yaml_gives_a_value_to_every_field_and_to_nothing_else": "below task:, set every Config field and nothing else",
+    "the_yaml_is_the_only_place_with_values": "remove the defaults of the Config class; the yaml has the values",
+    "every_key_of_the_yaml_lands_where_it_belongs": "start with '# @package _global_'; put the task's keys below task:",
     "the_class_docstring_is_the_specification": (
-        "write the docstring as docs/add_a_task.md does: '<Name>: ...', 'Action space: <n> numbers',"
-        " a table 'num | name | observation | unit' for each group, reward, start, termination"
+        "write it as in docs/add_a_task.md: '<Name>: ...', 'Action space: <n> numbers',"
+        " a table 'num | name | observation | unit' per group, reward, start, termination"
     ),
-    "shapes_types_and_devices": (
-        "return float32 tensors of one row for each env, and a bool mask from terminated, all on self.device"
-    ),
-    "recipes_keep_what_a_policy_fits": (
-        "leave settings that change actions, observations or their shapes to the task's own yaml"
-    ),
-    "a_seed_fixes_everything_and_another_seed_does_not": (
-        "draw random numbers from self.random only, never from torch.rand, numpy or random"
-    ),
+    "shapes_types_and_devices": "return float32 rows, and a bool mask from terminated, per env and on self.device",
+    "recipes_keep_what_a_policy_fits": "set actions, observations and their shapes in the task's own yaml only",
+    "a_seed_fixes_everything_and_another_seed_does_not": "draw from self.random only: no torch.rand, numpy, random",
     "starts_are_random_in_every_env_and_episode": "draw the start of each env in reset from self.random",
     "at_the_start_nothing_is_inside_anything_else_and_no_joint_beyond_its_limits": (
         "start higher or with less noise, and clamp the joint positions to joint_limits"
     ),
-    "no_element_of_an_observation_is_constant": "leave these elements out; a policy learns nothing from them",
-    "the_reward_is_the_sum_of_its_named_terms": (
-        "return the same terms in every step, with names of lower-case letters, digits and underscores"
-    ),
-    "final_obs_is_what_a_run_without_resets_sees": (
-        "make rewards, terminated and observe depend on the own env only, and not on whether others end"
-    ),
-    "observing_and_asking_for_the_end_change_nothing": (
-        "draw and write nothing in observe and terminated, which are called twice; do it in advance or apply_action"
-    ),
+    "no_element_of_an_observation_is_constant": "remove these elements; a policy learns nothing from them",
+    "the_reward_is_the_sum_of_its_named_terms": "return the same terms in every step, with snake_case names",
+    "final_obs_is_what_a_run_without_resets_sees": "make every hook depend on its own env, not on whether others end",
+    "observing_and_asking_for_the_end_change_nothing": "draw and write in advance; observe and terminated run twice",
     "what_a_step_returned_stays_what_it_was": "return new tensors, not those that the next step writes into",
-    "what_a_task_keeps_is_tensors_written_in_place": (
-        "keep tensors as attributes of the task, made in __init__, and write into them: self.x.copy_(...)"
-    ),
-    "a_state_continues_bit_for_bit_in_another_environment": (
-        "keep all that the next step depends on in tensors of the task, so that checkpoints hold it"
-    ),
-    "an_env_that_diverges_is_reset_and_no_other_env_notices": (
-        "compute each env from its own row: no mean, sum or max over the first dimension"
-    ),
+    "what_a_task_keeps_is_tensors_written_in_place": "make tensors in __init__, write in place: self.x.copy_(...)",
+    "a_state_continues_bit_for_bit_in_another_environment": "keep all state of the task in tensors that it owns",
+    "an_env_that_diverges_is_reset_and_no_other_env_notices": "use its own row only: no mean, sum or max over envs",
     "its_envs_can_differ": "read masses and sizes from the sim in each step, not once from the scene",
-    "its_mirror_image_moves_as_it_does": (
-        "correct the kind of the part in the task's mirrors; a pose that the joint positions are relative to must be"
-        " symmetric"
-    ),
-    "an_iteration_waits_for_nothing": (
-        "remove .item(), .cpu(), float(tensor), 'if tensor', nonzero and x[mask]; torch.where does it all"
-    ),
+    "its_mirror_image_moves_as_it_does": "correct the part's kind in mirrors; make the default pose symmetric",
+    "an_iteration_waits_for_nothing": "replace .item(), .cpu(), float(), 'if tensor', nonzero, x[mask] by torch.where",
     "it_trains_on_every_simulator": "use the interface of gpusim_rl.sim only; --sim names the simulators to try",
 }
 """Advice for a failed check, by its name."""
@@ -95,8 +68,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     default = ",".join(s.name for s in SIMULATORS.values() if s.extra is None)
     parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("task", help="name of the task")
-    parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
-    parser.add_argument("--sim", default=default, help=f"simulators on which it must train (default: {default})")
+    parser.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py")
+    parser.add_argument("--sim", default=default, help=f"simulators to train on (default: {default})")
     return parser.parse_args(argv)
 
 
@@ -114,7 +87,7 @@ def check(args: argparse.Namespace) -> int:
     simulators = tuple(args.sim.split(","))
     for name in simulators:
         if name not in SIMULATORS:
-            raise ConfigError(f"unknown simulator {name!r}. Available: {', '.join(SIMULATORS)}")
+            raise ConfigError(f"unknown simulator {name!r}", hint=f"Available: {', '.join(SIMULATORS)}")
     if folder is not None:
         sys.path.insert(0, os.getcwd())  # modules of the task, as for train.py
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -166,7 +139,7 @@ class Report:
         """Print an error of the collection; pytest calls it once the checks are collected."""
         if report.failed:
             self._failed += 1
-            say("FAILED   the checks could not begin", *(f"         {line}" for line in _message(report).splitlines()))
+            say("FAILED   the checks could not start", *(f"         {line}" for line in _message(report).splitlines()))
 
     def summarise(self) -> int:
         """Print the last line; return the exit status."""

@@ -47,29 +47,29 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="clip", description=(__doc__ or "").partition("\n")[0])
     words = parser.add_subparsers(dest="what", required=True)
-    records = words.add_parser("record", help="what a trained policy does, without exploration")
+    records = words.add_parser("record", help="record a trained policy, without exploration")
     records.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     records.add_argument("--seconds", type=float, default=4.0, help="duration (default: 4)")
-    records.add_argument("--skip", type=float, default=1.0, help="seconds before it (default: 1)")
-    records.add_argument("--command", type=float, nargs="+", help="commands to follow, all of the task's, in its order")
+    records.add_argument("--skip", type=float, default=1.0, help="seconds before the clip (default: 1)")
+    records.add_argument("--command", type=float, nargs="+", help="fixed commands, in the order of the task")
     records.add_argument("--robot", help="articulation (default: the first one of the scene)")
     records.add_argument("--seed", type=int, default=0, help="seed of the start")
-    checks = words.add_parser("check", help="a file, and whether it fits a robot")
-    plays = words.add_parser("play", help="a clip in a browser, or as a video or a page")
+    checks = words.add_parser("check", help="check a file, and whether it fits a robot")
+    plays = words.add_parser("play", help="play a clip in a browser, or write a video or a page")
     for each in (checks, plays):
-        each.add_argument("file", help="npz, or the name of a clip that ships, such as go1_trot")
+        each.add_argument("file", help="npz, or the name of a clip of ours, such as go1_trot")
         each.add_argument("robot", nargs="?", help="task, robot of tasks/assets, MJCF or URDF, menagerie:<robot>")
         add_packages_argument(each)
-    plays.add_argument("--host", help="address to serve on (default: 127.0.0.1, for this machine alone)")
+    plays.add_argument("--host", help="address to serve on (default: 127.0.0.1, this machine only)")
     plays.add_argument("--port", type=int, help="port (default: the first free one from 8080 on)")
-    plays.add_argument("--steps", type=int, help="frames (default: the clip in a file, no end in a browser)")
+    plays.add_argument("--steps", type=int, help="frames (default: the whole clip in a file, endless in a browser)")
     for each in (records, plays):
         each.add_argument("--out", type=Path, help="npz to write" if each is not plays else "mp4 or html to write")
     records.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     add_picture_arguments(plays, width=1280, height=720)
     add_trust_arguments(records)
     for each in (checks, plays):
-        each.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
+        each.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py")
     return parser.parse_args(argv)
 
 
@@ -82,18 +82,17 @@ def record(args: argparse.Namespace) -> None:
     from gpusim_rl.env.robot_clip import from_states
 
     out = args.out or Path(f"{Path(args.run).name}.npz")
-    if out.suffix != ".npz":
-        raise ConfigError(f"a clip's name must end in .npz, got {out.name!r}")
-    check_out(out, overwrite=args.overwrite)
+    check_out(out, ".npz", overwrite=args.overwrite)
     if not args.seconds > 0.0 or not args.skip >= 0.0:
-        raise ConfigError(f"--seconds {args.seconds:g} --skip {args.skip:g}: expected more than 0 s, and at least 0 s")
+        got = args.seconds, args.skip
+        raise ConfigError(key="--seconds and --skip", expected="more than 0 s, and at least 0 s", got=got)
     with closing(open_run(args, {})) as probe:
         assert isinstance(probe.env, VecEnv)
         task, hz, robots = probe.settings["task"], probe.env.cfg.control_hz, probe.env.sim.scene.articulation_names
     robot = args.robot or robots[0]
     if robot not in robots:
-        hint = did_you_mean(robot, robots)
-        raise ConfigError(f"--robot {robot}: the scene has no such articulation.{hint} It has {robots}")
+        hint = f"{did_you_mean(robot, robots)} Available: {', '.join(robots)}"
+        raise ConfigError("no such articulation in the scene", key=f"--robot {robot}", hint=hint)
     frames = max(1, round(args.seconds * hz)) + 1
     steps = round(args.skip * hz) + frames
     sensors = {part: {k: v for k, v in keys.items() if k != "noise"} for part, keys in task["observations"].items()}
@@ -111,11 +110,11 @@ def record(args: argparse.Namespace) -> None:
             if step >= steps - frames:
                 states.append((sim.qpos[0].cpu().numpy().copy(), sim.qvel[0].cpu().numpy().copy()))
             if bool(player.step().done.any()):
-                when = f"the episode ended after {step / hz:.3g} s"
-                raise ConfigError(f"{when}. Try fewer --seconds, or another --seed or --command")
+                hint = "Try fewer --seconds, or another --seed or --command"
+                raise ConfigError(f"the episode ended after {step / hz:.3g} s", hint=hint)
             if steps - frames <= step < steps - 1 and placed[-1]:
-                when = f"the task put {robot!r} elsewhere after {(step + 1) / hz:.3g} s"
-                raise ConfigError(f"{when}. Try --skip 0, or fewer --seconds")
+                problem = f"the task moved {robot!r} after {(step + 1) / hz:.3g} s"
+                raise ConfigError(problem, hint="Try --skip 0, or fewer --seconds")
         qpos, qvel = (np.stack(values) for values in zip(*states, strict=True))
         clip = from_states(sim.scene, robot, qpos, qvel, hz)
     try:
@@ -152,7 +151,7 @@ def open_run(args: argparse.Namespace, changes: dict[str, object]) -> Player:
     player = Player.open(args.run, trust=args.trust, config_dir=args.config_dir, changes=changes)
     if not isinstance(player.env, VecEnv):
         player.close()
-        raise ConfigError(f"{player.name}: envs of another library have no model to take poses from")
+        raise ConfigError("envs of another library have no model for poses", key=player.name)
     return player
 
 
@@ -171,7 +170,7 @@ def command(player: Player, values: list[float] | None) -> None:
     commands = steerable(player.env.task)
     names = [] if commands is None else list(commands.controls())
     if commands is None or len(names) != len(values):
-        raise ConfigError(f"--command: expected {len(names)} numbers ({', '.join(names)}), got {len(values)}")
+        raise ConfigError(key="--command", expected=f"{len(names)} numbers ({', '.join(names)})", got=values)
     commands.hold(torch.ones(1, dtype=torch.bool, device=env.device), torch.tensor(values, device=env.device))
     player.obs = env.look()
 
@@ -181,12 +180,10 @@ def check(args: argparse.Namespace) -> None:
     from gpusim_rl.env.robot_clip import robot_of
 
     clip = read(args)
-    say(
-        f"{args.file}: {len(clip.joint_pos)} frames at {clip.fps:g} Hz, {clip.seconds:.3g} s;"
-        f" {len(clip.joint_names)} joints, {len(clip.body_names)} bodies"
-    )
+    parts = f"{len(clip.joint_names)} joints, {len(clip.body_names)} bodies"
+    say(f"{args.file}: {len(clip.joint_pos)} frames at {clip.fps:g} Hz, {clip.seconds:.3g} s; {parts}")
     if args.robot is not None:
-        say(f"it fits {args.robot}: the names, and the places where the joints put the bodies")
+        say(f"it fits {args.robot}: names of joints and bodies, and poses of bodies")
     elif file := robot_of(clip):
         say(f"its joints look like those of {file.stem}. Try clip check {shlex.quote(str(args.file))} {file.stem}")
 
@@ -213,9 +210,7 @@ def play(args: argparse.Namespace) -> None:
     from gpusim_rl.view.video import drawing, frame_rate, video_writer
     from gpusim_rl.view.web import LOCALHOST, check_installed, view_in_browser
 
-    check_out(args.out, overwrite=args.overwrite)
-    if args.out is not None and args.out.suffix not in (".mp4", ".html"):
-        raise ConfigError(f"a video's name must end in .mp4, or a page's in .html, got {args.out.name!r}")
+    check_out(args.out, ".mp4", ".html", overwrite=args.overwrite)
     if args.out is None or args.out.suffix == ".html":
         check_installed()
     else:
@@ -224,8 +219,8 @@ def play(args: argparse.Namespace) -> None:
     if args.robot is None:
         robot = robot_of(clip)
         if robot is None:
-            advice = f"clip play {shlex.quote(str(args.file))} <robot>"
-            raise ConfigError(f"{args.file}: it has the joints of no robot of ours. Try {advice}")
+            hint = f"Try clip play {shlex.quote(str(args.file))} <robot>"
+            raise ConfigError("none of our robots has its joints", key=args.file, hint=hint)
         args.robot = robot.stem
         clip = read(args)
     with closing(open_playback(clip, args.robot, name=Path(args.file).stem, config_dir=args.config_dir)) as player:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 EPISODES, MOST_ENVS, STEPS_ENVS = 20, 64, 16
 SETTINGS = "task=", "task.", "sim=", "sim.", "device="  # beginnings of those that a script's envs have
-SCRIPT = "a script has a function controller(task), which returns a function that returns actions"
+SCRIPT = "A script has a function controller(task), which returns a function that returns actions"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,27 +56,21 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="collect", description=(__doc__ or "").partition("\n")[0], epilog=SCRIPT)
-    parser.add_argument("source", help="run folder, checkpoint, task (its latest run, or its demo); or a script, x.py")
+    parser.add_argument("source", help="run folder, checkpoint, task (its latest run, or its demo), or script x.py")
     parser.add_argument("settings", nargs="*", help="with a script: task=NAME, and settings of the task, key=value")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--episodes", type=positive, help=f"whole episodes to record (default: {EPISODES})")
-    length.add_argument("--steps", type=positive, help="control steps of each env; the last episodes are cut off")
-    keep = "keep successful episodes only, or those of such returns"
-    parser.add_argument("--keep", metavar="success|RETURN", help=keep)
-    parser.add_argument("--explore", action="store_true", help="sample actions, in place of the most likely ones")
-    parser.add_argument("--actor", metavar="RUN", help="with a script: policy that acts, while the script is recorded")
+    length.add_argument("--steps", type=positive, help="control steps per env; the last episodes are cut off")
+    parser.add_argument("--keep", metavar="success|RETURN", help="keep episodes with success, or such a return")
+    parser.add_argument("--explore", action="store_true", help="sample the actions")
+    parser.add_argument("--actor", metavar="RUN", help="with a script: policy that acts; the script is recorded")
     parser.add_argument("--out", type=Path, default=Path("demonstrations.npz"), help="file (default: %(default)s)")
     present = parser.add_mutually_exclusive_group()
     present.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     present.add_argument("--append", action="store_true", help="add the episodes to a file that exists")
-    parser.add_argument(
-        "--num-envs",
-        type=positive,
-        help=f"envs (default: an episode each, {MOST_ENVS} at most; {STEPS_ENVS} by --steps)",
-    )
-    parser.add_argument(
-        "--seed", type=int, help="seed of starts and commands (default: episodes in --append's file, or 0)"
-    )
+    envs = f"envs (default: one per episode, up to {MOST_ENVS}; {STEPS_ENVS} with --steps)"
+    parser.add_argument("--num-envs", type=positive, help=envs)
+    parser.add_argument("--seed", type=int, help="seed of starts and commands (default: episodes so far, or 0)")
     parser.add_argument("--sim", choices=list(SIMULATORS), help="simulator (default: mujoco)")
     add_trust_arguments(parser)
     args = parser.parse_args(argv)
@@ -90,25 +84,24 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def collect(args: argparse.Namespace) -> Demonstrations:
     """Record, keep what is asked for, write and print."""
     limit_openmp_spin()  # before torch is imported
-    if args.out.suffix != ".npz":
-        raise ConfigError(f"a name of demonstrations must end in .npz, got {args.out.name!r}")
-    paths.check_out(args.out, overwrite=args.overwrite or args.append)
+    paths.check_out(args.out, ".npz", overwrite=args.overwrite or args.append)
     if args.keep not in (None, "success"):
         try:
             args.keep = float(args.keep)
         except ValueError:
-            raise ConfigError(f"--keep {args.keep}: expected success, or the least return") from None
+            raise ConfigError(key="--keep", expected="success, or the lowest return", got=args.keep) from None
     import torch
 
     from gpusim_rl.learn import demonstrations
 
     scripted = args.source.endswith(".py")
     if scripted and not Path(args.source).is_file():
-        raise ConfigError(f"no script {args.source}: expected a .py file")
+        raise ConfigError("no such script", key=args.source)
     if args.actor is not None and not scripted:
-        raise ConfigError(f"--actor {args.actor}: expected a script that says what to do, got {args.source}")
+        raise ConfigError(key=f"--actor {args.actor}", expected="a script to record", got=args.source)
     if args.actor is not None and args.keep is not None:
-        raise ConfigError(f"--keep {args.keep}: with --actor those episodes teach most that fail. Try without --keep")
+        problem = "with --actor, failed episodes teach most"
+        raise ConfigError(problem, key=f"--keep {args.keep}", hint="Try without --keep")
     before = demonstrations.read(args.out)[0] if args.append and args.out.exists() else None
     if args.seed is None:
         args.seed = 0 if before is None else before.episodes  # other starts, where all seeds are left to this
@@ -124,13 +117,13 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         kept = [episode for episode in episodes if keeps(args.keep, episode, env.name)]
         if not kept:
             best = max(episode.reward for episode in episodes)
-            raise ConfigError(f"no episode is kept of {len(episodes)}; their best return is {best:.4g}")
+            raise ConfigError(f"none of {len(episodes)} episodes is kept; their best return is {best:.4g}")
         new = joined(kept, env, executed=actor is None)
     try:
         shown = new if before is None else demonstrations.concatenate(before, new)
         demonstrations.save(args.out, shown)
     except ConfigError as error:
-        raise ConfigError(f"{args.out}: {error}") from None
+        raise error.within(str(args.out)) from None
     except OSError as error:
         raise ConfigError(f"cannot write {args.out}: {error.strerror or error}") from None
     success = [episode.success for episode in episodes if not math.isnan(episode.success)]
@@ -152,7 +145,7 @@ def open_run(args: argparse.Namespace, run: str) -> Player:
     from gpusim_rl.view.player import Player
 
     if args.settings:
-        raise ConfigError(f"{args.settings[0]}: a run has its own settings. Try without")
+        raise ConfigError("a run has its own settings", key=args.settings[0], hint="Try without")
     demo = paths.demos_dir() / run
     if demo.is_dir() and not Path("runs", run).exists() and not Path(run).exists():
         run = str(demo)
@@ -174,12 +167,12 @@ def open_script_envs(args: argparse.Namespace) -> Player:
     from gpusim_rl.view.player import Player
 
     if args.explore:
-        raise ConfigError("--explore: a script has no noise but its own")
+        raise ConfigError("a script has no exploration noise", key="--explore")
     if not any(setting.startswith("task=") for setting in args.settings):
-        raise ConfigError(f"{args.source}: of which task? Try {shlex.quote(args.source)} task=<task>")
+        raise ConfigError("no task", key=args.source, hint=f"Try {shlex.quote(args.source)} task=<task>")
     for setting in args.settings:
         if not setting.startswith(SETTINGS):
-            raise ConfigError(f"{setting}: expected task.<setting> or sim.<setting>. Try a flag, such as --num-envs")
+            raise ConfigError(key=setting, expected="task.<setting> or sim.<setting>", hint="Try a flag, as --num-envs")
     import_from_current_folder()
     sim = [] if args.sim is None else [f"sim={args.sim}"]
     spec = load_spec(compose([*args.settings, *sim], args.config_dir), [])
@@ -200,7 +193,7 @@ def plain_envs(player: Player) -> VecEnv:
     if not isinstance(player.env, VecEnv):
         raise ConfigError("envs of other libraries cannot be recorded")
     if player.env.images:
-        raise ConfigError(f"{player.name}: demonstrations have no images, and this task has some")
+        raise ConfigError("tasks with images cannot be recorded", key=player.name)
     return player.env
 
 
@@ -217,14 +210,14 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     spec.loader.exec_module(module)
     controller: Any = getattr(module, "controller", None)
     if not callable(controller):
-        raise ConfigError(f"{name} has no function controller; {SCRIPT}")
+        raise ConfigError("no function controller", key=name, hint=SCRIPT)
     wanted = getattr(controller, "__annotations__", {}).get("task")
     wanted = getattr(module, wanted, None) if isinstance(wanted, str) else wanted
     if isinstance(wanted, type) and issubclass(wanted, Task) and not isinstance(env.task, wanted):
-        raise ConfigError(f"{name} is for {wanted.__name__}, and this is {env.name}")
+        raise ConfigError(f"the script is for {wanted.__name__}, the task is {env.name}", key=name)
     act: Any = controller(env.task)
     if not callable(act):
-        raise ConfigError(f"{name}: controller(task) returned a {type(act).__name__}; {SCRIPT}")
+        raise ConfigError(f"controller(task) returned a {type(act).__name__}", key=name, hint=SCRIPT)
     return cast("Callable[[], Tensor]", act)
 
 
@@ -284,7 +277,7 @@ def record(
             action = act()
             if not isinstance(action, torch.Tensor) or list(action.shape) != expected:
                 got = list(action.shape) if isinstance(action, torch.Tensor) else f"a {type(action).__name__}"
-                raise ConfigError(f"{name}: expected actions {expected}, got {got}")
+                raise ConfigError(key=name, expected=f"actions {expected}", got=got)
             action = action.to(env.task.actions).clone()
             step = player.step(action if actor is None else actor())
             if isinstance(env.action_space, Box):
@@ -322,7 +315,8 @@ def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
     if isinstance(keep, float):
         return episode.reward >= keep
     if math.isnan(episode.success) and not episode.diverged:
-        raise ConfigError(f"--keep success: {task} has no number success at the end of an episode. Try --keep <return>")
+        problem = f"{task} logs no success at the end of an episode"
+        raise ConfigError(problem, key="--keep success", hint="Try --keep <return>")
     return episode.success >= 0.5
 
 

@@ -16,16 +16,16 @@ import argparse
 import json
 from typing import Any
 
+from gpusim_rl.cli import load_command
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say
+from gpusim_rl.files.paths import demos_dir
+
 FIRST = "Go1Velocity"
 OWN = ("-h", "--help", "--list")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Play a demo policy, or list all."""
-    from gpusim_rl.cli import load_command
-    from gpusim_rl.errors import friendly_errors, say
-    from gpusim_rl.files.paths import demos_dir
-
     with friendly_errors():
         args, options = parse(sys.argv[1:] if argv is None else argv)
         cards = {file.parent.name: json.loads(file.read_text("utf-8")) for file in demos_dir().glob("*/demo.json")}
@@ -41,13 +41,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Read the task, if it comes first, and `--list`; other words go to play."""
-    parser = argparse.ArgumentParser(
-        prog="demo",
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="What follows the task are options of play.",
-    )
+    words = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="demo", description=words, epilog="Further words are options of play.")
     parser.add_argument("task", nargs="?", default=FIRST, help=f"task, or the beginning of its name (default: {FIRST})")
-    parser.add_argument("--list", action="store_true", help="name the demos and leave")
+    parser.add_argument("--list", action="store_true", help="list the demos")
     ours, others = (argv[:1], argv[1:]) if argv[:1] and (argv[0] in OWN or argv[0][0] != "-") else ([], argv)
     return parser.parse_args(ours), others
 
@@ -58,14 +55,12 @@ def choose(name: str, demos: list[str]) -> str:
     Raises:
         ConfigError: There is none, or there are several.
     """
-    from gpusim_rl.errors import ConfigError, did_you_mean
-
     found = [demo for demo in demos if demo.lower().startswith(name.lower())]
     if name in demos or len(found) == 1:
         return name if name in demos else found[0]
     if found:
-        raise ConfigError(f"{name!r} is the beginning of {', '.join(found)}. Try one of them")
-    raise ConfigError(f"no demo of {name!r}.{did_you_mean(name, demos)} There are {', '.join(demos)}")
+        raise ConfigError(f"{name!r} is ambiguous", hint=f"Try one of {', '.join(found)}")
+    raise ConfigError(f"no demo of {name!r}", hint=f"{did_you_mean(name, demos)} Available: {', '.join(demos)}")
 
 
 def summary(card: dict[str, Any]) -> str:

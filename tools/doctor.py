@@ -26,6 +26,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.cli import table_lines
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say
+from gpusim_rl.files.paths import find_run
+from gpusim_rl.files.provenance import describe_environment, git_state
+from gpusim_rl.files.safe_open import writing
+from gpusim_rl.machine.hardware import available_cpus, limit_openmp_spin
+from gpusim_rl.settings.simulators import SIMULATORS
+from gpusim_rl.view.arguments import positive
+
 if TYPE_CHECKING:
     from gpusim_rl.diagnose.machine_check import Check
     from gpusim_rl.diagnose.run_stats import RunStats
@@ -40,9 +49,6 @@ FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for thr
 
 def main(argv: list[str] | None = None) -> int:
     """Run the check; return 1 if something that training needs is broken."""
-    from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
     with friendly_errors():
         args = parse(sys.argv[1:] if argv is None else argv)
         limit_openmp_spin()
@@ -52,39 +58,30 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     if argv[:1] == ["scaling"]:
-        from gpusim_rl.view.arguments import positive
-
-        parser = argparse.ArgumentParser(
-            prog="doctor scaling", description="Measure a task at several numbers of envs and on several devices."
-        )
-        parser.add_argument(
-            "overrides",
-            nargs="*",
-            metavar="KEY=VALUE",
-            help="as for train.py: task=Ant; processes=1,2 and num_actors=1,2,4 are measured one by one",
-        )
+        words = "Measure a task at several numbers of envs and on several devices."
+        parser = argparse.ArgumentParser(prog="doctor scaling", description=words)
+        words = "as for train.py: task=Ant; processes=1,2 or num_actors=1,2,4: measure each number"
+        parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=words)
         parser.add_argument("--num-envs", type=counts, help="numbers of envs, e.g. 64,256,1024")
-        parser.add_argument("--devices", type=names, help="cpu, cuda or cpu,cuda (default: what there is)")
-        parser.add_argument("--iterations", type=positive, default=5, help="measured, at least (default: 5)")
+        parser.add_argument("--devices", type=names, help="cpu, cuda or cpu,cuda (default: all available)")
+        parser.add_argument("--iterations", type=positive, default=5, help="measured iterations, at least (default: 5)")
         parser.add_argument("--seconds", type=float, default=3.0, help="measured time, at least (default: 3)")
         parser.add_argument("--warm-up", type=positive, default=WARM_UP, help=f"iterations before (default: {WARM_UP})")
         parser.add_argument("--json", action="store_true", help="print json instead of the table")
         parser.add_argument("--out", type=Path, help="json file to write")
-        parser.add_argument("-cd", "--config-dir", help="a folder with more tasks, as for train.py")
+        parser.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py")
         parser.set_defaults(command=measure_scaling)
         args = parser.parse_intermixed_args(argv[1:])
         args.argv = argv
         return args
-    from gpusim_rl.errors import ConfigError, did_you_mean
 
     if any("=" in text for text in argv[1:]) and (hint := did_you_mean(argv[0], ["scaling"])):  # no run takes those
-        raise ConfigError(f"unknown command {argv[0]!r}.{hint}")
-    parser = argparse.ArgumentParser(
-        prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+        raise ConfigError(f"unknown command {argv[0]!r}", hint=hint)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="doctor", description=__doc__, formatter_class=layout)
     parser.add_argument("run", nargs="?", help="run folder, or a task (its latest run); without it, the machine")
     parser.add_argument("--json", action="store_true", help="print json instead of words")
-    parser.add_argument("-cd", "--config-dir", help="as for train.py; a report needs none")
+    parser.add_argument("-cd", "--config-dir", help="as for train.py; unused")
     args = parser.parse_args(argv)
     args.command = report_machine if args.run is None else report_run
     return args
@@ -102,17 +99,13 @@ def names(text: str) -> list[str]:
     """Return the devices of an argument."""
     devices = text.strip("[]").split(",")
     if not {*devices} <= {"cpu", "cuda"}:
-        raise argparse.ArgumentTypeError(f"must be of cpu and cuda, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected cpu and cuda, got {text!r}")
     return devices
-
-
-# The machine
 
 
 def report_machine(args: argparse.Namespace) -> int:
     """Print one line for each check; return 1 if training does not work."""
     from gpusim_rl.diagnose.machine_check import check_machine
-    from gpusim_rl.errors import say
 
     checks = []
     for check in itertools.chain(check_machine(Path("runs")), self_tests()):
@@ -135,7 +128,6 @@ def self_tests() -> Iterator[Check]:
 
     from gpusim_rl.diagnose.machine_check import Check
     from gpusim_rl.diagnose.short_training import measure_training
-    from gpusim_rl.settings.simulators import SIMULATORS
 
     cuda_or_cpu = "cuda" if torch.cuda.is_available() else "cpu"
     for sim, simulator in SIMULATORS.items():
@@ -155,15 +147,10 @@ def self_tests() -> Iterator[Check]:
             yield Check("self-test", "failed" if is_required else "warning", f"{sim} on {device}: {point.error}", fix)
 
 
-# A run
-
-
 def report_run(args: argparse.Namespace) -> int:
     """Print what limits a run."""
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
-    from gpusim_rl.errors import say
-    from gpusim_rl.files.paths import find_run
 
     folder = find_run(args.run)
     stats = read_run_stats(folder)
@@ -185,7 +172,6 @@ def report_run(args: argparse.Namespace) -> int:
 def summary(folder: Path, stats: RunStats) -> list[str]:
     """Return lines about the run."""
     from gpusim_rl.run.phases import PHASES
-    from gpusim_rl.settings.simulators import SIMULATORS
 
     sim = f", {stats.sim} on {stats.sim_device}" if stats.sim in SIMULATORS else " of another library"
     age_s = time.time() - (folder / "metrics.csv").stat().st_mtime
@@ -218,9 +204,6 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
     ]
 
 
-# Scaling
-
-
 def measure_scaling(args: argparse.Namespace) -> int:
     """Measure all envs on all devices, or all numbers of processes or actors, and recommend one."""
     import psutil
@@ -235,11 +218,10 @@ def measure_envs(args: argparse.Namespace) -> int:
     import torch
 
     from gpusim_rl.diagnose.scaling import recommend
-    from gpusim_rl.errors import ConfigError
 
     fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
     if fixed:
-        raise ConfigError(f"scaling sets {fixed[0].partition('=')[0]} itself: try --num-envs and --devices")
+        raise ConfigError("scaling sets it", key=fixed[0].partition("=")[0], hint="Try --num-envs and --devices")
     task, tuned_envs = checked(args.overrides, args.config_dir)
     measured: dict[str, dict[int, Measurement]] = {}
     for device in args.devices or ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
@@ -259,17 +241,16 @@ def measure_envs(args: argparse.Namespace) -> int:
 def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
     """Measure the numbers of processes or actors in the overrides `counted`, and recommend one."""
     from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
-    from gpusim_rl.errors import ConfigError
 
     if args.num_envs or args.devices:
-        raise ConfigError(f"scaling measures {counted[0]} with one number of envs: try num_envs=512 device=cpu")
+        raise ConfigError("scaling needs one number of envs", key=counted[0], hint="Try num_envs=512 device=cpu")
     if len(counted) > 1:
-        raise ConfigError(f"scaling measures one at a time, got {' '.join(counted)}")
+        raise ConfigError(key="scaling", expected="processes or num_actors", got=" ".join(counted))
     key, _, text = counted[0].partition("=")
     try:
         numbers = counts(text)
     except (ValueError, argparse.ArgumentTypeError):
-        raise ConfigError(f"{key} must be positive numbers, as in {key}=1,2,4; got {text!r}") from None
+        raise ConfigError(key=key, expected="positive numbers such as 1,2,4", got=text) from None
     fixed, torchrun = [text for text in args.overrides if text not in counted], key == "processes"
     lines = {count: [*fixed, "multi_gpu=true" if torchrun else f"num_actors={count}"] for count in numbers}
     task, _ = checked(lines[numbers[0]], args.config_dir)
@@ -278,10 +259,7 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
         for count, line in lines.items()
     }
     best, sentences, shares = useful(points), reasons(points, COUNTED[key]), efficiency(points)
-    rows = [
-        {"count": count, "efficiency": shares.get(count), **dataclasses.asdict(point)}
-        for count, point in points.items()
-    ]
+    rows = [{"count": n, "efficiency": shares.get(n), **dataclasses.asdict(point)} for n, point in points.items()]
     table = [parallel_row(COUNTED[key], count, point, shares.get(count)) for count, point in points.items()]
     words = f"useful: {key}={best}" if best else ""
     return finish(args, task, rows, {key: best, "reasons": sentences}, table, words, sentences)
@@ -297,12 +275,9 @@ def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]
     return config["task"]["_target_"].rpartition(".")[2], config["num_envs"]
 
 
-def measure(
-    args: argparse.Namespace, title: str, overrides: Sequence[str], processes: int | None = None
-) -> Measurement:
+def measure(args: argparse.Namespace, title: str, overrides: list[str], processes: int | None = None) -> Measurement:
     """Measure a training with these overrides under so many processes of torchrun (None: without torchrun)."""
     from gpusim_rl.diagnose.short_training import measure_training
-    from gpusim_rl.errors import say
 
     if not args.json:
         say(f"measuring {title} …", file=sys.stderr)
@@ -364,21 +339,8 @@ def finish(
 ) -> int:
     """Write the measurements to `--out`, print them as json or as a table, and return the exit code.
 
-    Args:
-        args: Command line.
-        task: Name of the task.
-        points: Measurements.
-        recommendation: Setting and reasons, for programs.
-        table: Rows; empty columns are left out.
-        best: Line with the setting; empty if nothing could be measured.
-        reasons: Sentences.
+    Empty columns of `table` are left out; `best` is empty if nothing could be measured.
     """
-    from gpusim_rl.cli import table_lines
-    from gpusim_rl.errors import say
-    from gpusim_rl.files.provenance import describe_environment, git_state
-    from gpusim_rl.files.safe_open import writing
-    from gpusim_rl.machine.hardware import available_cpus
-
     result = {
         "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
         "git": git_state(*filter(None, [args.out]))[0],
@@ -400,7 +362,7 @@ def finish(
     say(*table_lines(cells, right=[name for name in columns if name not in ("device", "sim")], width=None))
     say("", *[best] * bool(best), *(f"- {reason}" for reason in reasons))
     if args.load > 0.5 * available_cpus():
-        say(f"- the machine was not quiet (load {args.load:.1f} before the first measurement): numbers may be low")
+        say(f"- the machine was busy (load {args.load:.1f} before the first measurement): speeds may be low")
     return 0 if best else 1
 
 

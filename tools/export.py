@@ -16,11 +16,14 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
+from gpusim_rl.errors import friendly_errors, import_extra, say
+from gpusim_rl.files.paths import check_out
+from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.settings.trust import add_trust_arguments
+
 
 def main(argv: list[str] | None = None) -> int:
     """Write the files; print their errors, their latencies and the folder."""
-    from gpusim_rl.errors import friendly_errors
-
     with friendly_errors():
         export(parse(argv))
     return 0
@@ -28,12 +31,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    from gpusim_rl.settings.trust import add_trust_arguments
-
     parser = argparse.ArgumentParser(prog="export", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="folder to write (default: in the run's folder, export/)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the files of a folder that exists")
+    parser.add_argument("--out", type=Path, help="folder to write (default: export/ in the run's folder)")
+    parser.add_argument("--overwrite", action="store_true", help="replace files of an existing folder")
     parser.add_argument("--no-int8", action="store_true", help="no second ONNX file with 8-bit weights")
     parser.add_argument("--order", choices=["unitree"], help="order of joints in all files (default: the scene's)")
     add_trust_arguments(parser)
@@ -42,13 +43,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def export(args: argparse.Namespace) -> Path:
     """Write the folder and return it."""
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
     limit_openmp_spin()  # before torch is imported
-    from gpusim_rl.errors import import_extra, say
-    from gpusim_rl.files.paths import check_out
 
-    # Said before the work, not after it.
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(package, "export", "export")
     check_out(args.out, overwrite=args.overwrite)
@@ -56,8 +52,7 @@ def export(args: argparse.Namespace) -> Path:
 
     options = {"order": args.order, "overwrite": args.overwrite, "trust": args.trust, "config_dir": args.config_dir}
     folder, card = write_all(args.run, args.out, int8=not args.no_int8, **options)
-    for line in summary(card):
-        say(line)
+    say(*summary(card))
     if version := card.get("scene_needs_mujoco"):
         say(f"scene.xml needs MuJoCo {version} or newer: its actuators have delays or torque-speed lines")
     say(str(folder))
@@ -74,7 +69,7 @@ def summary(card: dict) -> list[str]:
         f"one action on one thread, median of {latency['calls']:,} calls [us]: {times}",
     ]
     if borders := max((row["borders"] for row in parity["files"].values()), default=0):
-        lines.append(f"left out: {borders} observations at the border between two choices")
+        lines.append(f"excluded: {borders} observations at the border between two choices")
     return lines
 
 

@@ -691,15 +691,10 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
     if robot.gains and len(draft.gains) < 2:
         draft.notes.append("the robot has no actuators: the yaml adds position drives; tune their gains")
     items = [f"{literal(name)}: {from_task(draft, folder)}" for name, folder in draft.packages.items()]
-    return render(
-        "task.py",
-        draft=draft,
-        robot=robot,
-        doing=DOING[robot.free],
-        fields={key: task_text.type_of(value) for key, (value, _) in values.items()},
-        place=robot_place(draft),
-        packages=f"{{{', '.join(items)}}}" if items else "",
-    )
+    packages = f"{{{', '.join(items)}}}" if items else ""
+    fields = {key: task_text.type_of(value) for key, (value, _) in values.items()}
+    shared = {"draft": draft, "robot": robot, "doing": DOING[robot.free], "place": robot_place(draft)}
+    return render("task.py", **shared, fields=fields, packages=packages)
 
 
 def robot_place(draft: Draft) -> str:
@@ -717,24 +712,13 @@ def from_task(draft: Draft, path: Path) -> str:
 
 def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
     """Return the content of the yaml."""
-    common = draft.common
-    physics_hz = common.get("physics_hz", robot.physics_hz)
-    control_hz = number(physics_hz / max(1, round(physics_hz / common.get("control_hz", 50))))
+    common = {"physics_hz": robot.physics_hz, "control_hz": 50, "clip_actions": 1.0, "clip_observations": None}
+    common |= {"num_envs": 1024, "max_iterations": 300 if robot.free else 100, **draft.common}
+    physics_hz = common["physics_hz"]
+    common["control_hz"] = number(physics_hz / max(1, round(physics_hz / common["control_hz"])))
+    common.setdefault("episode_length", round((10 if robot.free else 3) * common["control_hz"]))
     ppo = draft.ppo or {"horizon": 24, "epochs": 5, "minibatch_size": 6144, "network": {"hidden": [128, 64]}}
-    return render(
-        "task.yaml",
-        draft=draft,
-        doing=DOING[robot.free],
-        values=values,
-        ppo=ppo,
-        physics_hz=physics_hz,
-        control_hz=control_hz,
-        episode_length=common.get("episode_length", round((10 if robot.free else 3) * control_hz)),
-        clip_actions=common.get("clip_actions", 1.0),
-        clip_observations=common.get("clip_observations"),
-        num_envs=common.get("num_envs", 1024),
-        max_iterations=common.get("max_iterations", 300 if robot.free else 100),
-    )
+    return render("task.yaml", draft=draft, doing=DOING[robot.free], values=values, ppo=ppo, **common)
 
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:

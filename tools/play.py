@@ -26,6 +26,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
+from gpusim_rl.files.paths import find_checkpoint
+from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.view.arguments import add_player_arguments, open_player, positive
+
 if TYPE_CHECKING:
     import mujoco
 
@@ -39,8 +44,6 @@ HEADLESS_ENVS, WEB_ENVS = 16, 9
 
 def main(argv: list[str] | None = None, name: str = "play") -> int:
     """Play until the window is closed or the steps are over."""
-    from gpusim_rl.errors import friendly_errors
-
     with friendly_errors():
         play(parse(argv, name))
     return 0
@@ -48,27 +51,15 @@ def main(argv: list[str] | None = None, name: str = "play") -> int:
 
 def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
     """Read the command line."""
-    from gpusim_rl.view.arguments import add_player_arguments, positive
-
     parser = argparse.ArgumentParser(prog=name, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", nargs="?", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument(
-        "--replay", type=Path, metavar="FILE", help="in place of a run: its diverged.pt or skipped.pt, step by step"
-    )
-    parser.add_argument(
-        "--num-envs",
-        type=positive,
-        help=f"envs (default: {WEB_ENVS} in a browser, {HEADLESS_ENVS} with --viewer none, else 1; a window shows the"
-        " first)",
-    )
-    parser.add_argument("--steps", type=int, help="control steps (default: until you end it; 1000 with --viewer none)")
-    parser.add_argument(
-        "--viewer",
-        choices=["auto", "native", "web", "none"],
-        default="auto",
-        help="native: a window; web: in a browser; none: print the mean reward; auto: native with a display, else web",
-    )
-    parser.add_argument("--host", help="web: address to serve on (default: 127.0.0.1, for this machine alone)")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="a run's diverged.pt or skipped.pt, step by step")
+    words = f"envs (default: {WEB_ENVS} in a browser, {HEADLESS_ENVS} with --viewer none, else 1; a window shows one)"
+    parser.add_argument("--num-envs", type=positive, help=words)
+    parser.add_argument("--steps", type=int, help="control steps (default: no limit; 1000 with --viewer none)")
+    words = "native: a window; web: a browser; none: print the mean reward; auto: native with a display, else web"
+    parser.add_argument("--viewer", choices=["auto", "native", "web", "none"], default="auto", help=words)
+    parser.add_argument("--host", help="web: address to serve on (default: 127.0.0.1, this machine only)")
     parser.add_argument("--port", type=int, help="web: port (default: the first free one from 8080 on)")
     add_player_arguments(parser, policy="trained")
     args = parser.parse_args(argv)
@@ -85,17 +76,11 @@ def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
 
 def play(args: argparse.Namespace) -> None:
     """Step the run in a window, in a browser, or without either."""
-    from gpusim_rl.errors import ConfigError, import_extra, say
-    from gpusim_rl.files.paths import find_checkpoint
-    from gpusim_rl.view.arguments import open_player
-
     if args.viewer != "none" and args.run is not None and args.policy == "trained":
-        find_checkpoint(args.run)  # that there is no such run comes first
+        find_checkpoint(args.run)  # report a missing run first
     if args.viewer == "native" and not has_display():
-        raise ConfigError(
-            "no display here (neither DISPLAY nor WAYLAND_DISPLAY is set) to open a window on."
-            f" Try --viewer {'none' if args.run is None else 'web or none, or the tool record for a video'}"
-        )
+        others = "none" if args.run is None else "web or none, or the tool record for a video"
+        raise ConfigError("no display: DISPLAY and WAYLAND_DISPLAY are not set", hint=f"Try --viewer {others}")
     if args.replay is not None:
         replay(args)
         return
@@ -119,9 +104,6 @@ def play(args: argparse.Namespace) -> None:
 
 def replay(args: argparse.Namespace) -> None:
     """Show a dump in a window, or describe it."""
-    from gpusim_rl.errors import say
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.view.replay_dump import DumpReplay
 
@@ -143,8 +125,6 @@ def has_display() -> bool:
 
 def measure(player: Player, steps: int) -> None:
     """Step without a window and print the mean reward."""
-    from gpusim_rl.errors import say
-
     mean = sum(float(player.step().reward.mean()) for _ in range(steps)) / max(1, steps)
     say(f"{player.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
 
@@ -154,12 +134,11 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
     import mujoco
 
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.errors import say
     from gpusim_rl.sim.interface import put_pose
     from gpusim_rl.view.renderer import Camera, picture_model
 
     env, follow = player.env, follower(player)
-    if not isinstance(env, VecEnv):  # of another library: they show themselves, as fast as they do it
+    if not isinstance(env, VecEnv):  # envs of another library open their own window
         for _ in count() if steps is None else range(steps):
             player.step()
             follow()
@@ -203,8 +182,6 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
 
 def follower(player: Player | DumpReplay) -> Callable[[], None]:
     """Return a function that periodically looks for a newer checkpoint and reports it."""
-    from gpusim_rl.errors import say
-
     checked_s = time.perf_counter()
 
     def follow() -> None:
@@ -223,22 +200,21 @@ def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], 
     import glfw
     import mujoco.viewer
 
-    from gpusim_rl.errors import ConfigError
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if not glfw.init():  # the viewer's thread would die of it, and we wait for ever
-            raise ConfigError(f"no window can be opened on display {os.environ.get('DISPLAY')!r}; try tools/record.py")
+        if not glfw.init():  # the viewer's thread would die, and we would wait forever
+            problem = f"cannot open a window on display {os.environ.get('DISPLAY')!r}"
+            raise ConfigError(problem, hint="Try tools/record.py")
     before = set(threading.enumerate())
     try:
-        viewer = mujoco.viewer.launch_passive(
-            model, data, key_callback=pressed, show_left_ui=False, show_right_ui=False
-        )
+        panels = {"show_left_ui": False, "show_right_ui": False}
+        viewer = mujoco.viewer.launch_passive(model, data, key_callback=pressed, **panels)
     except RuntimeError as error:  # macOS: windows belong to the main thread
-        raise ConfigError(f"cannot open the viewer: {error}. On macOS try mjpython tools/play.py") from None
+        hint = "Try mjpython tools/play.py on macOS"
+        raise ConfigError(f"cannot open the viewer: {error}", hint=hint) from None
     with viewer:
         yield viewer
-    # The thread may be in the middle of a picture: to leave now would take the window from under it.
+    # The thread may still be drawing into the window.
     for thread in set(threading.enumerate()) - before:
         thread.join(timeout=CLOSE_TIMEOUT_S)
 

@@ -21,6 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, import_extra, say
+from gpusim_rl.files.paths import check_out
+from gpusim_rl.files.safe_open import writing
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -35,8 +39,6 @@ LABEL_WIDTH = 100  # characters of the legend on one row
 
 def main(argv: list[str] | None = None) -> int:
     """Draw the picture and print its path."""
-    from gpusim_rl.errors import friendly_errors, say
-
     with friendly_errors():
         say(str(plot(parse(argv))))
     return 0
@@ -47,20 +49,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="plot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="png, svg or pdf to write (default: in the run's folder, or here)")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace an --out that exists; the default name always is replaced"
-    )
+    parser.add_argument("--overwrite", action="store_true", help="replace --out (a default name is always replaced)")
     parser.add_argument("--key", default="episode/return", help="column of metrics.csv (default: episode/return)")
     parser.add_argument("--x", choices=list(X_COLUMNS), default="env_steps", help="horizontal axis")
-    parser.add_argument("-cd", "--config-dir", help="as for train.py; a plot needs none")
+    parser.add_argument("-cd", "--config-dir", help="as for train.py; unused")
     return parser.parse_args(argv)
 
 
 def plot(args: argparse.Namespace) -> Path:
     """Draw the picture and return its file."""
-    from gpusim_rl.errors import ConfigError, import_extra
-    from gpusim_rl.files.paths import check_out
-    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.view.curves import grouped, run_folders
 
     import_extra("matplotlib", "view", "plot")
@@ -69,9 +66,7 @@ def plot(args: argparse.Namespace) -> Path:
     folders = run_folders(args.runs)
     name = f"{args.key.replace('/', '_')}.png"
     out = args.out or (folders[0] / name if len(folders) == 1 else Path(name))
-    if out.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--out must end in .png, .svg or .pdf, got {out}")
-    check_out(args.out, overwrite=args.overwrite)
+    check_out(args.out, ".png", ".svg", ".pdf", overwrite=args.overwrite)
     runs = read_runs(folders, args.key, X_COLUMNS[args.x])
     figure = draw(grouped(runs), args.key, args.x)
     with writing(out) as file:  # a link there is replaced, not followed
@@ -138,7 +133,7 @@ def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: 
         if any(curve.x[-1] > x[-1] for curve in curves):
             label.append("where the shortest ends; thin: single runs")
     else:
-        label.append("no mean: no part in common")
+        label.append("no mean: nothing in common")
     text = textwrap.fill(", ".join(label), LABEL_WIDTH)
     line.set_label(f" {text}" if text.startswith("_") else text)  # matplotlib leaves out what begins with a _
     return 1 + text.count("\n")
@@ -161,7 +156,6 @@ def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str
 
 def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:
     """Return the runs; among several, those without a value of the column yet are left out."""
-    from gpusim_rl.errors import ConfigError, did_you_mean, say
     from gpusim_rl.view.curves import read_run
 
     runs = []
@@ -170,15 +164,14 @@ def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCur
         file, columns = run.run.metrics_csv, run.columns
         for name in (key, x_column):
             if name not in columns:
-                available = f" Available: {', '.join(columns)}" if columns else " It has none"
-                raise ConfigError(f"{file} has no column {name!r}.{did_you_mean(name, columns)}{available}")
+                hint = f"{did_you_mean(name, columns)} Available: {', '.join(columns) or 'none'}"
+                raise ConfigError(f"no column {name!r}", key=str(file), hint=hint)
         if len(run.curve(key, x_column).x):
             runs.append(run)
             continue
-        unknown = f"{file}: {key} is not known in any row yet"
         if folder == folders[-1] and not runs:
-            raise ConfigError(unknown)
-        say(f"skipped {unknown}", file=sys.stderr)
+            raise ConfigError(f"{key} has no values yet", key=str(file))
+        say(f"skipped {file}: {key} has no values yet", file=sys.stderr)
     return runs
 
 

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from gpusim_rl.learn.vae import VAE
     from gpusim_rl.view.player import Player
 
-HELD_OUT = 10  # one frame in so many is not learned from
-BEGIN = 2048  # frames that an autoencoder begins with
+HELD_OUT = 10  # one frame in 10 is held out
+BEGIN = 2048  # frames for the initial statistics
 SHOWN = 6  # columns of the picture
-SCALE = 3  # of its pixels
+SCALE = 3  # enlargement of its pixels
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,14 +58,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="file to write (default: the task's name, here)")
     parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
     parser.add_argument("--kind", choices=["spatial", "nature", "impala"], default="spatial", help="network")
-    parser.add_argument("--latents", type=positive, default=16, help="numbers that stand for an image (default: 16)")
+    parser.add_argument("--latents", type=positive, default=16, help="features of an image (default: 16)")
     parser.add_argument("--beta", type=not_negative, default=1.0, help="weight of the divergence (default: 1)")
-    parser.add_argument("--frames", type=positive, default=20_000, help="frames to learn from (default: 20000)")
-    parser.add_argument("--epochs", type=positive, default=20, help="times that each is learned from (default: 20)")
+    parser.add_argument("--frames", type=positive, default=20_000, help="training frames (default: 20000)")
+    parser.add_argument("--epochs", type=positive, default=20, help="passes over the frames (default: 20)")
     parser.add_argument("--batch-size", type=positive, default=128, help="frames in a minibatch (default: 128)")
-    parser.add_argument("--learning-rate", type=not_negative, default=2e-3, help="of Adam (default: 0.002)")
-    parser.add_argument("--num-envs", type=positive, default=64, help="envs that the frames are of (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    parser.add_argument("--learning-rate", type=not_negative, default=2e-3, help="Adam's step (default: 0.002)")
+    parser.add_argument("--num-envs", type=positive, default=64, help="envs to record (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     add_trust_arguments(parser)
     return parser.parse_intermixed_args(argv)
@@ -81,10 +81,8 @@ def not_negative(text: str) -> float:
 
 def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
     """Train an autoencoder for each group of images; return the file of their encoders."""
-    if args.out is not None and args.out.suffix != ".pt":
-        raise ConfigError(f"an encoder's name must end in .pt, got {args.out.name!r}")
-    check_out(args.out, overwrite=args.overwrite)
-    import_extra("PIL.Image", "view", "pretrain-encoder")  # said before the work, not after it
+    check_out(args.out, ".pt", overwrite=args.overwrite)
+    import_extra("PIL.Image", "view", "pretrain-encoder")
     limit_openmp_spin()  # before torch is imported
     import torch
 
@@ -110,14 +108,14 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
     try:
         save_pretrained(path, vaes, args.kind, args.latents, made)
         picture = draw(path.with_suffix(".png"), rows, device)
-    except OSError as problem:
-        raise ConfigError(f"{path}: cannot be written ({problem.strerror})") from None
-    say(f"{picture}: frames that were not learned from, and below each what the encoder keeps of it", str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    say(f"{picture}: held-out frames and their reconstructions", str(path))
     folder = [] if args.config_dir is None else ["-cd", str(args.config_dir)]
     use = shlex.join([*folder, f"task={name}", *args.settings, f"pretrained.init_from={path}"])
     train_py = f"  {program('train')} {use}"
-    say("", "features in place of images:", f"{train_py} pretrained.freeze=true pretrained.frames=3")
-    say("an encoder that learns on:", f"{train_py} ppo.network.encoder.kind={args.kind}")
+    say("", "fixed features:", f"{train_py} pretrained.freeze=true pretrained.frames=3")
+    say("fine-tuned encoder:", f"{train_py} ppo.network.encoder.kind={args.kind}")
     return path
 
 
@@ -128,7 +126,7 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
 
     if args.policy == "trained":
         if args.settings:
-            raise ConfigError(f"{args.settings[0]} has no effect with --policy trained: a run has its own settings")
+            raise ConfigError("a run has its own settings", key=args.settings[0], hint="Try without")
         options: dict[str, Any] = {"trust": args.trust, "config_dir": args.config_dir}
         player = Player.open(args.run, num_envs=args.num_envs, changes={"seed": args.seed}, **options)
     else:
@@ -146,7 +144,8 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
         if not player.observed.images:
             frozen = player.observed is not player.env
             problem = "its policy observes features of a frozen encoder" if frozen else "the task observes no images"
-            raise ConfigError(f"{args.run}: {problem}. Try CartpoleCamera, or docs/vision.md for images in your task")
+            hint = "Try CartpoleCamera, or docs/vision.md for images in your task"
+            raise ConfigError(problem, key=args.run, hint=hint)
         yield player
 
 
@@ -172,8 +171,8 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
     rows = torch.arange(len(images))
     learned, held_out = rows[rows % HELD_OUT != 0], rows[::HELD_OUT]
     if len(learned) < args.batch_size:
-        few = f"--frames {args.frames} are fewer than a batch of {args.batch_size} needs"
-        raise ConfigError(f"{few}. Try --frames 20000")
+        expected = f"more than a batch of {args.batch_size}"
+        raise ConfigError(key="--frames", expected=expected, got=args.frames, hint="Try --frames 20000")
     shape = images.shape[1], images.shape[2], images.shape[3]
     vae = VAE(shape, args.kind, args.latents).to(device, memory_format=torch.channels_last)  # type: ignore[reportCallIssue]
     vae.begin(images[learned[torch.randperm(len(learned))[:BEGIN]]].to(device))
@@ -189,7 +188,7 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
             noise = torch.randn(len(batch), args.latents, device=device)
             reconstruction, divergence = vae.losses(images[batch].to(device), noise)
             optimizer.zero_grad()
-            beta = args.beta * min(1.0, 2.0 * step / steps)  # from 0: at first the latents tell nothing worth a loss
+            beta = args.beta * min(1.0, 2.0 * step / steps)  # from 0: latents carry nothing at first
             step += 1
             (reconstruction + beta * divergence).backward()
             optimizer.step()
@@ -202,7 +201,8 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
         error = float(sum(errors)) / len(held_out)
         say(f"{epoch:5d}  {first:14.2f}  {second:10.2f}  {error:8.2f}  {time.perf_counter() - began:7.0f}")
         if not math.isfinite(first + second):
-            raise ConfigError(f"--learning-rate {args.learning_rate:g}: the loss is not finite. Try a smaller one")
+            hint = "Try a smaller one"
+            raise ConfigError("the loss is not finite", key=f"--learning-rate {args.learning_rate:g}", hint=hint)
     return vae.eval(), error
 
 

@@ -19,7 +19,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-CLOSE = 0.02  # of the return: what the rounding of weights may change
+from gpusim_rl.errors import ConfigError, friendly_errors, say
+from gpusim_rl.files.paths import demos_dir, find_checkpoint
+from gpusim_rl.settings.trust import add_trust_arguments
+from gpusim_rl.view.arguments import positive
+
+CLOSE = 0.02  # share of the return that rounded weights may change
 KEPT = ("task", "config", "sim", "seed", "obs_sizes", "images", "num_actions", "iteration", "env_steps")
 PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
 """Settings that name folders, and all of W&B's; demos get the defaults."""
@@ -27,8 +32,6 @@ PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
 
 def main(argv: list[str] | None = None) -> int:
     """Write the demo and print its folder."""
-    from gpusim_rl.errors import friendly_errors, say
-
     with friendly_errors():
         say(str(publish(parse(argv))))
     return 0
@@ -36,51 +39,44 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    from gpusim_rl.settings.trust import add_trust_arguments
-    from gpusim_rl.view.arguments import positive
-
     parser = argparse.ArgumentParser(prog="publish-demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="folder to write (default: the task's among the demos)")
-    parser.add_argument("--note", default="", help="limits of the policy, for its card: forward only")
-    parser.add_argument("--num-envs", type=positive, default=64, help="episodes that are compared (default: 64)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a demo that exists")
+    parser.add_argument("--out", type=Path, help="folder to write (default: the task's demo)")
+    parser.add_argument("--note", default="", help="limits of the policy, for its card, such as forward only")
+    parser.add_argument("--num-envs", type=positive, default=64, help="episodes to compare (default: 64)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing demo")
     add_trust_arguments(parser)
     return parser.parse_args(argv)
 
 
 def publish(args: argparse.Namespace) -> Path:
     """Write the demo, play both, and keep it if their returns are close; return its folder."""
-    from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.checkpoint_file import load
-    from gpusim_rl.files.paths import demos_dir, find_checkpoint
     from gpusim_rl.run.checkpoint import check_training
 
     found = find_checkpoint(args.run)
     file, run = found.file, found.run_dir
     if run is None:
-        raise ConfigError(f"{file} is not in a run folder. Try the file in the folder of the run that made it")
+        raise ConfigError("not in a run folder", key=str(file), hint="Try the file in the folder of its run")
     if file.name == "last.pt" and (best := file.with_name("best.pt")).is_file():
         file = best
     state = check_training(load(file), file, (*KEPT, "elapsed_s", "policy", "env"))
     if not re.fullmatch(r"\w+", state["task"]):
-        raise ConfigError(f"{file}: a task's name must be of A-Z a-z 0-9 _, got {state['task']!r}")
+        raise ConfigError(key=f"{file}: task", expected="a name of A-Z a-z 0-9 _", got=state["task"])
     out: Path = (args.out or demos_dir() / state["task"]).absolute()
     if out.exists() and not args.overwrite:
-        raise ConfigError(f"{out} exists. Try --overwrite")
+        raise ConfigError("exists already", key=str(out), hint="Try --overwrite")
     if out.exists() and not (out / "demo.json").is_file():
-        raise ConfigError(f"{out} is not a demo: it has no demo.json. Try another --out")
+        raise ConfigError("not a demo: it has no demo.json", key=str(out), hint="Try another --out")
     new = out.with_name(f".{out.name}.new")  # the old one stays until the new one is known to be good
     shutil.rmtree(new, ignore_errors=True)
     try:
         _write(new, state)
         before, after = (_evaluate(str(path), args) for path in (file, new))
-        apart = abs(after["return_mean"] - before["return_mean"])
-        if not apart <= CLOSE * abs(before["return_mean"]):
-            raise ConfigError(
-                f"the demo has a return of {after['return_mean']:.4g} and the run {before['return_mean']:.4g}, more"
-                f" than {CLOSE:.0%} apart. Try more episodes: --num-envs {4 * args.num_envs}"
-            )
+        run_return, demo_return = before["return_mean"], after["return_mean"]
+        if not abs(demo_return - run_return) <= CLOSE * abs(run_return):
+            problem = f"the demo's return {demo_return:.4g} is over {CLOSE:.0%} off the run's {run_return:.4g}"
+            raise ConfigError(problem, hint=f"Try more episodes: --num-envs {4 * args.num_envs}")
         _write_card(new / "demo.json", state, run, after, args.note)
         shutil.rmtree(out, ignore_errors=True)
         new.rename(out)
@@ -100,10 +96,8 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
 
     (folder / "checkpoints").mkdir(parents=True)
     ours = compose([])  # without folders and names of who trained
-    config = {
-        key: ours[key] if key in PERSONAL or key.startswith("wandb_") else value
-        for key, value in state["config"].items()
-    }
+    personal = [key for key in state["config"] if key in PERSONAL or key.startswith("wandb_")]
+    config = state["config"] | {key: ours[key] for key in personal}
     policy = {name: _half(name, value) for name, value in state["policy"].items()}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     kept = {key: state[key] for key in KEPT}
@@ -125,12 +119,10 @@ def _progress(env: dict[str, Any]) -> dict[str, Any]:
     A player copies it to all of its envs.
     """
     num_envs = len(env["progress"])
-    tensors = {
-        name: value[:1].clone() if value.shape[:1] == (num_envs,) else value
-        for name, value in env["task"]["tensors"].items()
-    }
+    tensors = env["task"]["tensors"]
+    per_env = {name: value[:1].clone() for name, value in tensors.items() if value.shape[:1] == (num_envs,)}
     which = {"encoder": env["encoder"]} if "encoder" in env else {}
-    return {"progress": env["progress"][:1].clone(), "task": {"tensors": tensors}, **which}
+    return {"progress": env["progress"][:1].clone(), "task": {"tensors": tensors | per_env}, **which}
 
 
 def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
@@ -157,9 +149,7 @@ def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, 
         **({"note": note} if note else {}),
         "return": round(result["return_mean"], 4),
         "return_std": round(result["return_std"], 4),
-        "success": {
-            name.partition("/")[2]: round(value, 4) for name, value in result.items() if name.startswith("task/")
-        },
+        "success": {name[5:]: round(value, 4) for name, value in result.items() if name.startswith("task/")},
         "episodes": int(result["episodes"]),
         "env_steps": state["env_steps"],
         "minutes": round(state["elapsed_s"] / 60.0, 1),

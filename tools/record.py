@@ -20,14 +20,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
+from gpusim_rl.files.paths import check_out, free_name
+from gpusim_rl.files.safe_open import writing
+from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments, check_video, open_player, positive
+
 if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
 
 
 def main(argv: list[str] | None = None) -> int:
     """Write the video and print its path."""
-    from gpusim_rl.errors import friendly_errors
-
     with friendly_errors():
         record(parse(argv))
     return 0
@@ -35,12 +38,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments, positive
-
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="mp4 or html to write (default: in the run's folder, videos/)")
-    parser.add_argument("--html", action="store_true", help="a replay of one env in 3D, as one page for a browser")
+    parser.add_argument("--out", type=Path, help="mp4 or html to write (default: videos/ in the run's folder)")
+    parser.add_argument("--html", action="store_true", help="write a replay of one env in 3D, as one page")
     parser.add_argument("--num-envs", type=positive, help="tiles of a video's grid (default: 9)")
     parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
     parser.add_argument("--no-caption", dest="caption", action="store_false", help="leave out iteration and commands")
@@ -51,22 +52,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def record(args: argparse.Namespace) -> Path:
     """Play the run and draw every frame; return the video or the page."""
-    from gpusim_rl.errors import ConfigError, import_extra, say
-    from gpusim_rl.files.paths import check_out, free_name
-    from gpusim_rl.files.safe_open import writing
-    from gpusim_rl.view.arguments import check_video, open_player
-
-    # Said before the work, not after it.
     as_page = args.html or (args.out is not None and args.out.suffix == ".html")
-    if as_page and args.out is not None and args.out.suffix != ".html":
-        raise ConfigError(f"a replay's name must end in .html, got {args.out.name!r}")
     if as_page and args.num_envs not in (None, 1):
-        raise ConfigError(
-            f"--html shows one env, got --num-envs {args.num_envs}. Try a video: record {shlex.quote(args.run)}"
-        )
+        hint = f"Try a video: record {shlex.quote(args.run)}"
+        raise ConfigError(key="--num-envs", expected="1 with --html", got=args.num_envs, hint=hint)
     for module in ("viser", "mjviser") if as_page else ("imageio_ffmpeg", *["PIL.Image"] * args.caption):
         import_extra(module, "view", "record --html" if as_page else "record")
-    check_out(args.out, overwrite=args.overwrite)
+    check_out(args.out, ".html" if as_page else ".mp4", overwrite=args.overwrite)
     if not as_page:
         check_video(args.out or Path("default.mp4"), (args.width, args.height))
     args.num_envs = args.num_envs or (1 if as_page else 9)

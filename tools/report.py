@@ -18,6 +18,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusim_rl.errors import ConfigError, first_line, friendly_errors, import_extra, say
+from gpusim_rl.files.paths import check_out
+from gpusim_rl.files.safe_open import writing
+from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.settings.trust import add_trust_arguments
+from gpusim_rl.view.arguments import positive
+
 if TYPE_CHECKING:
     from gpusim_rl.view.curves import SavedCurves
     from gpusim_rl.view.report import Pace, Playback
@@ -28,8 +35,6 @@ PICTURE = (480, 360)  # width and height [pixels]
 
 def main(argv: list[str] | None = None) -> int:
     """Write the page and print its path."""
-    from gpusim_rl.errors import friendly_errors, say
-
     with friendly_errors():
         say(str(report(parse(argv))))
     return 0
@@ -37,16 +42,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    from gpusim_rl.settings.trust import add_trust_arguments
-    from gpusim_rl.view.arguments import positive
-
     parser = argparse.ArgumentParser(prog="report", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="html to write (default: report.html in the run's folder, or here)")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace an --out that exists; the default name always is replaced"
-    )
-    parser.add_argument("--no-replay", action="store_true", help="numbers only: nothing is played")
+    parser.add_argument("--overwrite", action="store_true", help="replace --out (a default name is always replaced)")
+    parser.add_argument("--no-replay", action="store_true", help="numbers only, no replays")
     parser.add_argument("--steps", type=positive, default=250, help="control steps of a replay (default: 250)")
     add_trust_arguments(parser)
     return parser.parse_args(argv)
@@ -54,16 +54,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def report(args: argparse.Namespace) -> Path:
     """Read the runs, play the best of each group, write the page and return its file."""
-    from gpusim_rl.errors import ConfigError, import_extra
-    from gpusim_rl.files.paths import check_out
-    from gpusim_rl.files.safe_open import writing
-    from gpusim_rl.machine.hardware import limit_openmp_spin
     from gpusim_rl.view.curves import read_run, run_folders
 
-    if args.out is not None and args.out.suffix != ".html":
-        raise ConfigError(f"--out must end in .html, got {args.out}")
-    check_out(args.out, overwrite=args.overwrite)
-    import_extra("matplotlib", "view", "report")  # said before the work, not after it
+    check_out(args.out, ".html", overwrite=args.overwrite)
+    import_extra("matplotlib", "view", "report")
     folders = run_folders(args.runs)
     out = args.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     limit_openmp_spin()  # before torch is imported
@@ -85,7 +79,6 @@ def pace(run: SavedCurves) -> Pace:
     """Return a run's speed and what limited it."""
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
-    from gpusim_rl.errors import ConfigError
     from gpusim_rl.run.phases import PHASES
     from gpusim_rl.view.report import Pace
 
@@ -101,7 +94,6 @@ def pace(run: SavedCurves) -> Pace:
 def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
     """Play a run in 3D, or another library's envs as a moving picture; report why it cannot be played."""
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.errors import first_line, say
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.report import Playback
@@ -116,7 +108,7 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
                 return Playback(f"{text} Drag to turn, scroll to zoom.", page)
             data = base64.b64encode(moving_picture(player, args.steps, PICTURE, "report")).decode()
             return Playback(text, picture=f"data:image/webp;base64,{data}")
-    except Exception as error:  # of a task or a simulator, too: the numbers are worth the page without it
+    except Exception as error:  # also of a task or a simulator: the numbers are worth the page without it
         say(f"no replay of {run.run}: {first_line(error)}", file=sys.stderr)
         return Playback(f"No replay: {first_line(error)}")
 

@@ -17,11 +17,13 @@ import shlex
 from contextlib import closing
 from pathlib import Path
 
+from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
+from gpusim_rl.files.paths import check_out, free_name
+from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments, open_player, positive
+
 
 def main(argv: list[str] | None = None) -> int:
     """Write the picture and print its path."""
-    from gpusim_rl.errors import friendly_errors, say
-
     with friendly_errors():
         say(str(snapshot(parse(argv))))
     return 0
@@ -29,14 +31,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments, positive
-
     parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task, run folder or checkpoint")
     parser.add_argument("--out", type=Path, help="png to write (default: the task's name, here)")
     parser.add_argument("--steps", type=not_negative, default=0, help="control steps before the picture (default: 0)")
     parser.add_argument("--num-envs", type=positive, default=1, help="tiles of the grid (default: 1)")
-    parser.add_argument("--fill", type=share, default=0.86, help="of the picture, for the robot (default: 0.86)")
+    parser.add_argument("--fill", type=share, default=0.86, help="share of the picture for the robot (default: 0.86)")
     add_picture_arguments(parser, width=480, height=360)
     add_player_arguments(parser, policy="zero")
     return parser.parse_args(argv)
@@ -60,14 +60,8 @@ def share(text: str) -> float:
 
 def snapshot(args: argparse.Namespace) -> Path:
     """Play the run up to the picture, draw it and return its file."""
-    from gpusim_rl.errors import ConfigError, import_extra
-    from gpusim_rl.files.paths import check_out, free_name
-    from gpusim_rl.view.arguments import open_player
-
-    if args.out is not None and args.out.suffix != ".png":
-        raise ConfigError(f"a picture's name must end in .png, got {args.out.name!r}")
-    check_out(args.out, overwrite=args.overwrite)
-    import_extra("PIL.Image", "view", "snapshot")  # said before the work, not after it
+    check_out(args.out, ".png", overwrite=args.overwrite)
+    import_extra("PIL.Image", "view", "snapshot")
     with closing(open_player(args, from_yaml=True)) as player:
         from gpusim_rl.env import VecEnv
         from gpusim_rl.view.snapshot import add_seen, draw, write_png
@@ -75,9 +69,8 @@ def snapshot(args: argparse.Namespace) -> Path:
 
         env = player.env
         if not isinstance(env, VecEnv):
-            raise ConfigError(
-                f"snapshot draws envs on our simulators, not {player.name}. Try tools/record.py {shlex.quote(args.run)}"
-            )
+            hint = f"Try tools/record.py {shlex.quote(args.run)}"
+            raise ConfigError("snapshot needs a simulator of ours", key=player.name, hint=hint)
         for _ in range(args.steps):
             player.step()
         sim = env.sim

@@ -22,6 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.cli import table_lines
+from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, first_line, friendly_errors, import_extra, say
+from gpusim_rl.files.safe_open import writing
+from gpusim_rl.settings.simulators import SIMULATORS
+from gpusim_rl.settings.trust import add_trust_arguments
+from gpusim_rl.view import arguments
+from gpusim_rl.view.arguments import positive
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
@@ -61,8 +69,6 @@ class Variant:
 
 def main(argv: list[str] | None = None) -> int:
     """Print the table and the written files."""
-    from gpusim_rl.errors import friendly_errors
-
     with friendly_errors():
         transfer(parse(argv))
     return 0
@@ -70,9 +76,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    from gpusim_rl.settings.trust import add_trust_arguments
-    from gpusim_rl.view.arguments import positive
-
     parser = argparse.ArgumentParser(
         prog="transfer",
         description=(__doc__ or "").partition("\n")[0],
@@ -80,10 +83,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--only", metavar="A,B", help="some variants (default: all of the list below)")
+    parser.add_argument("--only", metavar="A,B", help="variants (default: all below)")
     parser.add_argument("--num-envs", type=positive, default=32, help="envs, with an episode each (default: 32)")
     parser.add_argument("--seconds", type=float, help="time limit of episodes (default: the task's)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of starts and commands, the same in all variants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of starts and commands in all variants")
     add_trust_arguments(parser)
     parser.set_defaults(policy="trained", sim=None)
     return parser.parse_args(argv)
@@ -91,15 +94,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Evaluate all variants, print and write the result, and return its rows, the plain one first."""
-    from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, first_line, import_extra, say
-
     wanted = list(GROUPS) if args.only is None else args.only.split(",")
     for name in wanted:
         if name not in GROUPS:
-            raise ConfigError(f"--only {name}: no such variants.{did_you_mean(name, GROUPS)} There are {list(GROUPS)}")
+            hint = f"{did_you_mean(name, GROUPS)} Available: {', '.join(GROUPS)}"
+            raise ConfigError("no such variants", key=f"--only {name}", hint=hint)
     if args.seconds is not None and not args.seconds > 0.0:
-        raise ConfigError(f"--seconds must be positive, got {args.seconds:g}")
-    import_extra("matplotlib", "view", "transfer")  # said before the work, not after it
+        raise ConfigError(key="--seconds", expected="above 0", got=args.seconds)
+    import_extra("matplotlib", "view", "transfer")
     with closing(open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = plan(probe, args.seconds)
         run_dir = probe.run_dir
@@ -115,7 +117,7 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
                 raise TaskError(variant.reason)
             result, others = measure(args, variant, plain)
             row = {**result, **difference(others.cpu() - returns.cpu())}
-        except Exception as error:  # one that cannot be played must not hide the others
+        except Exception as error:  # one failure must not hide the other variants
             row = {"error": first_line(error)}
         rows.append({"variant": variant.name, "group": variant.group, **row})
     say(*table(rows))
@@ -126,15 +128,12 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def open_player(args: argparse.Namespace, sim: str, num_envs: int, changes: Mapping[str, Any]) -> Player:
     """Open the run; raise ConfigError for envs of another library, whose physics cannot be varied."""
-    from gpusim_rl.errors import ConfigError
-    from gpusim_rl.view import arguments
-
     player = arguments.open_player(args, num_envs=num_envs, plays_on=sim, changes={"seed": args.seed, **changes})
     from gpusim_rl.env import VecEnv
 
     if not isinstance(player.env, VecEnv):
         player.close()
-        raise ConfigError(f"{player.name}: envs of another library have one physics, there is nothing to vary")
+        raise ConfigError("physics of another library cannot be varied", key=player.name)
     return player
 
 
@@ -150,13 +149,9 @@ def measure(args: argparse.Namespace, variant: Variant, plain: Mapping[str, Any]
             return evaluate(player.env, exported(args, player.env, Path(folder) / "export"), player.obs)
 
 
-# What there is to vary
-
-
 def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Variant]]:
     """Return the settings of the plain evaluation, and all variants of the run's task."""
     from gpusim_rl.env.task import control_steps
-    from gpusim_rl.settings.simulators import SIMULATORS
 
     env: Any = probe.env
     cfg, task = env.cfg, probe.settings["task"]
@@ -177,10 +172,10 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
     ):
         variants += [Variant(name, group, {f"sim.{group}": name}) for i, name in enumerate(names) if i != now]
     for group, section, properties, of, factors in (
-        ("friction", "rigid_shape_properties", ("friction",), everything, (0.4, 0.6, 0.8, 1.2)),
-        ("mass", "rigid_body_properties", ("mass",), everything, (0.9, 1.1)),
+        ("friction", "rigid_shape_properties", ("friction",), None, (0.4, 0.6, 0.8, 1.2)),
+        ("mass", "rigid_body_properties", ("mass",), None, (0.9, 1.1)),
         ("gains", "dof_properties", ("stiffness", "damping"), servos, (0.9, 1.1)),
-        ("effort", "dof_properties", ("effort",), everything, (0.9, 1.1)),
+        ("effort", "dof_properties", ("effort",), None, (0.9, 1.1)),
     ):
         for factor in factors:
             params, reason = scaled(env, section, properties, of, factor)
@@ -207,12 +202,11 @@ def scaled(
     env: VecEnv,
     section: str,
     properties: Sequence[str],
-    of: Callable[[ActorProperties], list[str] | None],
+    of: Callable[[ActorProperties], list[str]] | None,
     factor: float,
 ) -> tuple[dict[str, Any], str]:
-    """Return `actor_params` that scale properties wherever they exist, and the reason where there are none."""
+    """Return `actor_params` that scale properties of all elements or of `of`, and the reason if there are none."""
     from gpusim_rl.env.properties import ActorProperties
-    from gpusim_rl.errors import TaskError, first_line
     from gpusim_rl.sim.params import GROUND
 
     params: dict[str, Any] = {}
@@ -221,7 +215,7 @@ def scaled(
         found = ActorProperties(env.sim, actor)
         for name in properties:
             try:
-                names = of(found)
+                names = None if of is None else of(found)
                 if not any(quantity.default.any() for quantity in found.quantities(section, name, names)):
                     raise TaskError(f"{name} of {actor!r} is 0")
             except TaskError as error:
@@ -233,15 +227,9 @@ def scaled(
     return params, "" if params else reasons[0]
 
 
-def everything(_: ActorProperties) -> None:
-    """Select all elements of an articulation."""
-
-
 def servos(actor: ActorProperties) -> list[str]:
     """Select joints whose actuator force depends on their position or velocity."""
     import mujoco
-
-    from gpusim_rl.errors import TaskError
 
     without = mujoco.mjtBias.mjBIAS_NONE.value
     joints = [drive.joint for drive in actor.drives(None) if actor.model.actuator_biastype[drive.index] != without]
@@ -278,8 +266,6 @@ class Exported:
 
 def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
     """Export the policy; the card's controls, if any, replace the task's `apply_action`."""
-    from gpusim_rl.errors import import_extra
-
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(package, "export", "exported")
     from gpusim_rl.export import files, parity
@@ -297,9 +283,6 @@ def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
 
         env.task.apply_action = apply
     return policy
-
-
-# What came out
 
 
 def difference(returns: Tensor) -> dict[str, float]:
@@ -323,8 +306,6 @@ def numbers(rows: list[dict[str, Any]]) -> list[str]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """Return the lines of the table, worst variant first, and of variants that could not be played."""
-    from gpusim_rl.cli import table_lines
-
     plain, names = rows[0], numbers(rows)
     head = ["variant", "return", "difference", "chance?", *(name.removeprefix("task/") for name in names)]
     cells = [head]
@@ -367,8 +348,6 @@ def draw(rows: list[dict[str, Any]], title: str) -> Figure:
 
 def write(run_dir: Path, result: Mapping[str, Any], figure: Figure) -> None:
     """Write transfer.json and transfer.png into the run folder, replacing earlier ones."""
-    from gpusim_rl.errors import say
-    from gpusim_rl.files.safe_open import writing
     from gpusim_rl.run.console import finite
     from gpusim_rl.view.charts import save
 

@@ -28,11 +28,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from gpusim_rl.errors import ConfigError, friendly_errors, say
+
 
 def main(argv: list[str] | None = None) -> int:
     """Search, and print the best settings."""
-    from gpusim_rl.errors import ConfigError, friendly_errors, say
-
     with friendly_errors():
         args = parse(argv)
         from gpusim_rl.distributed.search import read_search
@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
             if error.strerror is None:  # of no file
                 raise
             place = error.filename or search.folder
-            raise ConfigError(f"{place}: {error.strerror}. The same command goes on with what there is") from None
+            hint = "The same command continues"
+            raise ConfigError(error.strerror, key=str(place), hint=hint) from None
         say(*lines)
     return 0
 
@@ -56,8 +57,6 @@ def main(argv: list[str] | None = None) -> int:
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
     """End the block on SIGTERM and a closed terminal as on Ctrl-C, and report what is left."""
-    from gpusim_rl.errors import say
-
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -73,7 +72,7 @@ def stoppable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         with suppress(OSError):  # the terminal is gone
-            say(f"stopped: {folder} has what there is, and the same command goes on", file=sys.stderr)
+            say(f"stopped: {folder} has the finished trials; the same command continues", file=sys.stderr)
         if received:
             raise SystemExit(128 + received[0]) from None
         raise
@@ -84,16 +83,13 @@ def stoppable(folder: Path) -> Iterator[None]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="tune",
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="Of the search: method=optuna|asha|pbt (default: optuna), trials=20,"
-        " pruner=hyperband|median|none, study=<name>, space=<yaml>, stall_s=600."
-        " With method=asha and pbt: grace=<iterations>."
-        " All other settings are those of train.py.",
+    epilog = (
+        "Settings of the search: method=optuna|asha|pbt (default: optuna), trials=20, pruner=hyperband|median|none,"
+        " study=<name>, space=<yaml>, stall_s=600; grace=<iterations> with asha and pbt. Others as for train.py."
     )
-    parser.add_argument("settings", nargs="+", metavar="key=value", help="of the search, and of the training")
-    parser.add_argument("-cd", "--config-dir", type=Path, help="a folder of yours with more tasks")
+    parser = argparse.ArgumentParser(prog="tune", description=(__doc__ or "").partition("\n")[0], epilog=epilog)
+    parser.add_argument("settings", nargs="+", metavar="key=value", help="settings of the search and the training")
+    parser.add_argument("-cd", "--config-dir", type=Path, help="folder with more tasks, as for train.py")
     return parser.parse_args(argv)
 
 

@@ -215,8 +215,10 @@ def run_names(runs: str | Path = "runs") -> list[str]:
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
 
 
-def check_out(out: Path | None, *, overwrite: bool) -> None:
-    """Raise ConfigError if a tool must not write to `--out`."""
+def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:
+    """Raise ConfigError if a tool must not write to `--out`, or its name has none of the endings."""
+    if out is not None and endings and out.suffix not in endings:
+        raise ConfigError(key="--out", expected=f"a name ending in {' or '.join(endings)}", got=str(out))
     if out is not None and not out.parent.is_dir():
         hint = "Try one that is there, or make it first"
         raise ConfigError(f"there is no folder {out.parent}", key=f"--out {out}", hint=hint)
