@@ -29,6 +29,11 @@ class Finished:
     stderr: str
     cpu_s: float  # CPU time; unlike the wall clock it does not depend on what else runs
 
+    def refuses(self, words: str) -> bool:
+        """Return whether the command ended with one error line that has these words."""
+        one_line = self.stderr.startswith("error: ") and self.stderr.count("\n") == 1
+        return self.returncode == 2 and one_line and words in self.stderr
+
 
 def run_command(
     *command: str | Path,

@@ -57,14 +57,11 @@ def test_what_a_policy_does_becomes_a_clip(clip, tmp_path):
 
 
 WRONG = {
-    "a command too few": (
-        ("--command", "1", "0"),
-        "--command: expected 3 numbers (x [m/s], y [m/s], yaw [rad/s]), got 2",
-    ),
-    "no time": (("--seconds", "0"), "--seconds 0 --skip 1: expected"),
-    "time back": (("--skip", "-1"), "--seconds 4 --skip -1: expected"),
+    "a command too few": (("--command", "1", "0"), "3 numbers (x [m/s], y [m/s], yaw [rad/s])"),
+    "no time": (("--seconds", "0"), "got (0.0, 1.0)"),
+    "time back": (("--skip", "-1"), "got (4.0, -1.0)"),
     "no robot": (("--robot", "head", "--seconds", "0.1", "--skip", "0"), "--robot head: "),
-    "no clip's name": (("--out", "x.npy"), "a clip's name must end in .npz, got 'x.npy'"),
+    "no clip's name": (("--out", "x.npy"), "got 'x.npy'"),
 }
 
 
@@ -95,14 +92,14 @@ def test_a_jump_to_another_place_is_no_motion(clip, tmp_path):
     words = ("record", "Go1Tracking", "--out", "x.npz", "--seconds", "0.6", "--skip")
     for skip, when in (("0", "0.42"), ("0.5", "0.84")):
         error = clip(*words, skip, code=2).stderr
-        assert f"put 'robot' elsewhere after {when} s. Try --skip 0, or fewer --seconds" in error
+        assert f"moved 'robot' after {when} s" in error
     assert not (tmp_path / "x.npz").exists()
     clip(*words, "0", "--seconds", "0.2")
     assert load(tmp_path / "x.npz").seconds == pytest.approx(0.2)
     still = {name: (0.0 if "vel" in name else 1.0) * value[:1].repeat(22, axis=0) for name, value in short.items()}
     save(tmp_path / "short.npz", replace(trot, **still))
     error = clip(*words[:3], "y.npz", *words[4:], "0", code=2).stderr
-    assert "put 'robot' elsewhere after 0.42 s" in error, "by as little as it has moved"
+    assert "moved 'robot' after 0.42 s" in error, "by as little as it has moved"
 
 
 def test_a_file_is_checked(clip, tmp_path):
@@ -142,7 +139,7 @@ def test_a_clip_becomes_a_video_and_a_page(clip, tmp_path):
     clip("play", "go1_trot", "--out", "trot.html", *small)
     page = (tmp_path / "trot.html").read_text()
     assert "<title>go1_trot" in page and len(page) > 100_000
-    assert "must end in .mp4, or a page's in .html, got" in clip("play", "go1_trot", "--out", "trot.gif", code=2).stderr
+    assert ".mp4 or .html" in clip("play", "go1_trot", "--out", "trot.gif", code=2).stderr
 
 
 def test_a_clip_in_a_browser(clip):
@@ -153,4 +150,4 @@ def test_a_clip_in_a_browser(clip):
 def test_a_clip_of_an_unknown_robot_is_not_shown(clip, tmp_path):
     trot = load(MOTIONS / "go1_trot.npz")
     save(tmp_path / "x.npz", replace(trot, joint_names=tuple(f"j{i}" for i in range(12))))
-    assert "it has the joints of no robot of ours. Try clip play x.npz <robot>" in clip("play", "x.npz", code=2).stderr
+    assert "Try clip play x.npz <robot>" in clip("play", "x.npz", code=2).stderr

@@ -168,10 +168,8 @@ def test_episodes_are_added_to_a_file(load_tool, collect: Callable[..., int], ca
         add(["still.py", "task=Pendulum", "sim=mujoco", "--episodes", "1", "--append"])
     assert "Expected Pendulum, got 'Cartpole'" in capsys.readouterr().err
     Path("never.py").write_text("def controller(task):\n    raise SystemExit('it began')\n")
-    others = {
-        "task.control_hz=30": "Try task.control_hz=60",
-        "task.observations.cart_pos.history=2": "size of observation 'policy'",
-    }
+    others = {"task.control_hz=30": "Try task.control_hz=60"}
+    others["task.observations.cart_pos.history=2"] = "size of observation 'policy'"
     for setting, line in others.items():
         with pytest.raises(SystemExit):
             add(["never.py", *SETTINGS, setting, "--episodes", "1", "--append"])
@@ -196,44 +194,34 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
     assert "2 episodes, 18 control steps" in printed and "all 4 recorded episodes" in printed
     assert "success 50.0%" in printed
     assert collect("push.py", *SETTINGS, "--episodes", "4", "--keep", "1e9") == 2
-    assert "no episode is kept of 4; their best return is" in capsys.readouterr().err
+    assert "none of 4 episodes is kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("push.py",), "push.py: of which task? Try push.py task=<task>"),
-        (("none.py", "task=Cartpole", "sim=none"), "no script none.py: expected a .py file"),
-        (
-            ("push.py", "task=Cartpole", "num_envs=7"),
-            "num_envs=7: expected task.<setting> or sim.<setting>",
-        ),
-        (
-            ("push.py", "task=Cartpole", "sim=none", "--out", "new/x.npz"),
-            "--out new/x.npz: there is no folder new. Try",
-        ),
-        (("Quadcopter", "--out", "x.pt"), "a name of demonstrations must end in .npz, got 'x.pt'"),
-        (("empty.py", "task=Cartpole"), "empty.py has no function controller; a script has"),
-        (("flat.py", "task=Cartpole"), "flat.py: controller(task) returned a float; a script has"),
+        (("push.py",), "Try push.py task=<task>"),
+        (("none.py", "task=Cartpole", "sim=none"), "none.py: no such script"),
+        (("push.py", "task=Cartpole", "num_envs=7"), "num_envs=7: expected task.<setting>"),
+        (("push.py", "task=Cartpole", "sim=none", "--out", "new/x.npz"), "--out new/x.npz: there is no folder new"),
+        (("Quadcopter", "--out", "x.pt"), "got 'x.pt'"),
+        (("empty.py", "task=Cartpole"), "empty.py: no function controller"),
+        (("flat.py", "task=Cartpole"), "flat.py: controller(task) returned a float"),
         (("wide.py", "task=Cartpole"), "wide.py: expected actions [20, 1], got [20, 4]"),
         (("nan.py", "task=Cartpole", "--steps", "2"), "not finite in control step 0, action[0]"),
-        (("push.py", "task=Cartpole", "--keep", "best"), "--keep best: expected success, or the least return"),
-        (("push.py", "task=Cartpole", "--episodes", "1", "--keep", "success"), "success: Cartpole has no number"),
-        (("push.py", "task=CartpoleCamera", "--episodes", "1"), "demonstrations have no images"),
+        (("push.py", "task=Cartpole", "--keep", "best"), "got 'best'"),
+        (
+            ("push.py", "task=Cartpole", "--episodes", "1", "--keep", "success"),
+            "success: Cartpole logs",
+        ),
+        (("push.py", "task=CartpoleCamera", "--episodes", "1"), "images cannot be recorded"),
         (("push.py", "task=Cartpol"), "Did you mean"),
-        (("push.py", "task=Cartpole", "--explore"), "--explore: a script has no noise but its own"),
+        (("push.py", "task=Cartpole", "--explore"), "--explore: "),
         (("NoSuchRun",), "NoSuchRun"),
-        (("Quadcopter", "--actor", "Cartpole"), "--actor Cartpole: expected a script that says what to do, got Quadc"),
-        (("none.py", "--actor", "Quadcopter"), "no script none.py: expected a .py file"),
-        (
-            ("push.py", "--actor", "Quadcopter", "--keep", "success"),
-            "--keep success: with --actor those episodes teach",
-        ),
-        (
-            ("push.py", "task=Cartpole", "--actor", "Quadcopter"),
-            "task=Cartpole: a run has its own settings. Try without",
-        ),
-        (("typed.py", "task=Cartpole"), "typed.py is for Pendulum, and this is Cartpole"),
+        (("Quadcopter", "--actor", "Cartpole"), "--actor Cartpole: expected a script"),
+        (("push.py", "--actor", "Quadcopter", "--keep", "success"), "--keep success: with --actor"),
+        (("push.py", "task=Cartpole", "--actor", "Quadcopter"), "task=Cartpole: a run has its own settings"),
+        (("typed.py", "task=Cartpole"), "typed.py: the script is for Pendulum"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_file(

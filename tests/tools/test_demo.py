@@ -27,9 +27,7 @@ def test_there_are_demos_of_robots_that_people_own_and_they_are_small():
     assert sum(path.stat().st_size for path in files) < 6e6
 
 
-@pytest.mark.parametrize(
-    "demo", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in DEMOS]
-)
+@pytest.mark.parametrize("demo", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in DEMOS])
 def test_a_demo_plays_as_its_card_says(demo):
     """Of 4 episodes the mean return is that of the card, within what so few episodes can tell."""
     card = json.loads((demos_dir() / demo / "demo.json").read_text())
@@ -54,9 +52,9 @@ def test_a_name_may_be_short(load_tool):
     assert choose("Ant", demos) == "Ant"
     assert choose("go1", demos) == "Go1Velocity"
     assert choose("half", demos) == "HalfCheetah"
-    with pytest.raises(ConfigError, match=r"'go' is the beginning of Go1Velocity, Go2Velocity. Try one of them"):
+    with pytest.raises(ConfigError, match="Try one of Go1Velocity, Go2Velocity"):
         choose("go", demos)
-    with pytest.raises(ConfigError, match=r"no demo of 'Antt'. Did you mean 'Ant'\? There are Ant, Go1Velocity"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'Ant'\? Available: Ant, Go1Velocity"):
         choose("Antt", demos)
 
 

@@ -20,9 +20,6 @@ from helpers.commands import ROOT
 pytest_plugins = ["helpers.tool_runs"]
 
 
-# -- a run ------------------------------------------------------------------------------------
-
-
 def test_a_finished_run_is_judged_in_words(tool_here, runs_folder):
     lines = tool_here("doctor", "Cartpole").stdout.splitlines()
     assert re.match(r"runs/Cartpole/2\S+, iteration 6.* \(\d rows? read; \d of the warm-up left out\)", lines[0])
@@ -61,29 +58,22 @@ def test_a_run_is_judged_without_loading_torch(tool):
         (["scalling", "task=Ant"], "unknown command 'scalling'. Did you mean 'scaling'?"),
         (["scaling", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
         (["scaling", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
-        (
-            ["scaling", "task=Ant", "processes=0,2"],
-            "processes must be positive numbers, as in processes=1,2,4; got '0,2'",
-        ),
-        (["scaling", "task=Ant", "num_actors=1,x"], "num_actors must be positive numbers, as in num_actors=1,2,4"),
-        (["scaling", "task=Ant", "processes=1", "num_actors=2"], "one at a time, got processes=1 num_actors=2"),
-        (["scaling", "task=Ant", "processes=1,2", "--num-envs", "64"], "with one number of envs: try num_envs=512"),
+        (["scaling", "task=Ant", "processes=0,2"], "processes: expected positive numbers such as 1,2,4, got '0,2'"),
+        (["scaling", "task=Ant", "num_actors=1,x"], "num_actors: expected positive numbers"),
+        (["scaling", "task=Ant", "processes=1", "num_actors=2"], "got 'processes=1 num_actors=2'"),
+        (["scaling", "task=Ant", "processes=1,2", "--num-envs", "64"], "Try num_envs=512"),
         (["scaling", "task=Ant", "processes=1,2", "num_env=3"], "unknown key 'num_env'"),
-        (["scaling", "task=Ant", "num_envs=3"], "scaling sets num_envs itself: try --num-envs and --devices"),
+        (["scaling", "task=Ant", "num_envs=3"], "num_envs: scaling sets it"),
     ],
 )
 def test_bad_input_is_one_line(tool_here, arguments, line):
-    done = tool_here("doctor", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert line in done.stderr
+    assert tool_here("doctor", *arguments).refuses(line)
 
 
 def test_a_task_of_ones_own_is_measured(tool_here, tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(
-        short_training, "measure_training", lambda words, **_: started.append(words) or Measurement(env_steps_per_s=1.0)
-    )
+    point = Measurement(env_steps_per_s=1.0)
+    monkeypatch.setattr(short_training, "measure_training", lambda words, **_: started.append(words) or point)
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     (tmp_path / "my_cfg" / "task" / "Pole.yaml").write_text("# @package _global_\ndefaults: [Cartpole]\n")
     words = ("-cd", "my_cfg", "task=Pole", "--num-envs", "8,16", "--devices", "cpu", "--json")
@@ -110,9 +100,6 @@ def test_a_run_that_is_being_written_can_be_judged(tool, tmp_path):
     finally:
         run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=60) == 143
-
-
-# -- scaling ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -193,16 +180,11 @@ def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsy
     assert "- 16 could not be measured: out of memory" in lines
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--devices", "gpu"], ["--num-envs", "0"], ["--num-envs", "many"], ["--iterations", "0"]]
-)
-def test_a_wrong_flag_is_told(load_tool, arguments, capsys):
+@pytest.mark.parametrize("flag", ["--devices=gpu", "--num-envs=0", "--num-envs=many", "--iterations=0"])
+def test_a_wrong_flag_is_reported(load_tool, flag, capsys):
     with pytest.raises(SystemExit) as exit_:
-        load_tool("doctor").parse(["scaling", "task=Ant", *arguments])
-    assert exit_.value.code == 2 and arguments[0] in capsys.readouterr().err
-
-
-# -- the machine ------------------------------------------------------------------------------
+        load_tool("doctor").parse(["scaling", "task=Ant", flag])
+    assert exit_.value.code == 2 and flag.partition("=")[0] in capsys.readouterr().err
 
 
 @pytest.fixture

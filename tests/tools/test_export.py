@@ -42,13 +42,8 @@ from helpers.training import make_trainer, shake, the_run
 pytest_plugins = ["helpers.tool_runs"]
 
 DEPLOY = ROOT / "docs" / "examples" / "deploy.py"
-SMALL = {
-    "horizon": 8,
-    "network": {"hidden": [16, 16], "critic_hidden": [16, 16]},
-    "learning_starts": 64,
-    "batch_size": 32,
-}
-DQN = {**SMALL, "network": {"hidden": [16, 16]}}
+DQN = {"horizon": 8, "network": {"hidden": [16, 16]}, "learning_starts": 64, "batch_size": 32}
+SMALL = {**DQN, "network": {"hidden": [16, 16], "critic_hidden": [16, 16]}}
 RNN = {"network": {"hidden": [16], "rnn_size": 8, "rnn_layers": 2}}
 
 
@@ -146,9 +141,6 @@ def loaded(file: Path) -> Any:
 @pytest.fixture(scope="module")
 def deploy() -> ModuleType:
     return loaded(DEPLOY)
-
-
-# -- the command ------------------------------------------------------------------------------
 
 
 def test_a_run_becomes_a_folder_that_acts_as_the_policy_does(ant):
@@ -256,10 +248,10 @@ def test_what_runs_on_the_robot_needs_neither_torch_nor_this_package(file):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["Nothing"], "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task. In runs there is"),
-        (["empty"], "no checkpoint in empty (it ended before its first one, or has just begun): expected checkpoints/"),
-        (["Ant", "--out", "new/x"], "--out new/x: there is no folder new. Try one that is there, or make it first"),
-        (["Ant", "--out", "runs"], "--out runs: the folder exists. Try another name, or --overwrite"),
+        (["Nothing"], "no checkpoint 'Nothing'"),
+        (["empty"], "no checkpoint in empty"),
+        (["Ant", "--out", "new/x"], "--out new/x: there is no folder new"),
+        (["Ant", "--out", "runs"], "--out runs: the folder exists"),
         (["Ant", "--out", "file", "--overwrite"], "--out file: cannot write: Not a directory"),
     ],
 )
@@ -276,15 +268,6 @@ def test_bad_input_is_one_line(runs_folder, load_tool, tmp_path, monkeypatch, ca
     assert (ended.value.code, printed) == (2, "")
     assert error.startswith(f"error: {line}") and error.count("\n") == 1, error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "runs"]
-
-
-@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_extra_is_one_line(load_tool, monkeypatch, capsys, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SystemExit) as ended:
-        load_tool("export").main(["Ant"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == f"error: export needs {package}: pip install 'gpusim-rl[export]'\n"
 
 
 def test_the_recipe_in_plain_torch_is_the_policy(ant, tmp_path):
@@ -314,8 +297,6 @@ def test_a_second_export_leaves_the_first_one_unless_asked(ant, monkeypatch, cap
     assert files.write_all(str(run), second, overwrite=True)[0] == second
     assert {file.name: file.read_text() for file in second.iterdir()} == {"policy.onnx": "new"}
 
-
-# -- every kind of policy ---------------------------------------------------------------------
 
 KINDS = {
     "ppo, clipped observations": ("Cartpole", {"task": {"clip_observations": 0.5}}),
@@ -357,9 +338,6 @@ def test_every_kind_of_policy_is_exported(tmp_path, monkeypatch, kind):
     if kind == "envs of Gymnasium":
         assert "joints" not in card and not (folder / "scene.xml").exists()
     assert ("control" in card) == (kind != "envs of Gymnasium")
-
-
-# -- its parts --------------------------------------------------------------------------------
 
 
 def test_controls_that_are_a_scale_and_an_offset_are_found():
@@ -477,8 +455,6 @@ def test_a_nan_is_an_error():
     with pytest.raises(ConfigError, match="by inf"):
         parity.require(found, "policy.onnx")
 
-
-# -- on the robot -----------------------------------------------------------------------------
 
 QUIET = {"randomize_episode_start": False}
 EXACT = {name: {"noise": None} for name in ("lin_vel", "ang_vel", "gravity", "joint_pos")}

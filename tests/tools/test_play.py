@@ -95,9 +95,6 @@ def test_a_run_is_played_on_its_own_device_if_that_is_here(run, monkeypatch, sim
         Player.open(str(run), changes={"device": device})
 
 
-# -- the command ------------------------------------------------------------------------------
-
-
 def test_a_run_is_measured_without_a_window(tool_here):
     lines = tool_here("play", "Cartpole", "--viewer", "none", "--steps", "50", env=NO_DISPLAY).stdout.splitlines()
     assert lines[0].startswith("runs/Cartpole/") and "checkpoints/last.pt, iteration " in lines[0]
@@ -115,7 +112,7 @@ def test_a_task_is_played_before_any_training(tool_here, tmp_path, policy):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["Cartpole", "--viewer", "native"], ["no display here", "Try --viewer web or none"]),
+        (["Cartpole", "--viewer", "native"], ["no display", "Try --viewer web or none"]),
         (["Nothing"], ["no checkpoint 'Nothing'"]),  # said before that there is no display
         (["--replay", "x.pt", "--viewer", "none"], ["is neither a dump nor a checkpoint"]),
         (["--viewer", "none"], ["expected a run or --replay FILE"]),
@@ -132,7 +129,7 @@ def test_bad_input_is_one_line(tool_here, runs_folder, arguments, words):
 def test_a_display_that_does_not_answer_is_one_line(tool):
     done = tool("play", "Cartpole", env={"DISPLAY": ":98765", "WAYLAND_DISPLAY": ""}, check=False)
     assert done.returncode == 2
-    assert done.stderr == "error: no window can be opened on display ':98765'; try tools/record.py\n"
+    assert done.stderr == "error: cannot open a window on display ':98765'. Try tools/record.py\n"
 
 
 @pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb")
@@ -140,9 +137,6 @@ def test_the_window_opens_and_closes_in_real_time(tool, tmp_path):
     with a_display() as display:
         done = tool("play", "Cartpole", "--steps", "30", env={"DISPLAY": display}, timeout_s=60)
     assert "iteration 6" in done.stdout
-
-
-# -- the player -------------------------------------------------------------------------------
 
 
 def test_a_player_acts_as_an_evaluation_does(run):
@@ -203,14 +197,8 @@ def test_settings_are_those_of_the_run_not_of_today(run):
 
 def test_a_recurrent_policy_forgets_at_the_end_of_an_episode(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    gpusim_rl.train(
-        "Cartpole",
-        debug="smoke",
-        device="cpu",
-        num_envs=4,
-        log={"console": "quiet"},
-        ppo={"network": {"rnn": "lstm", "rnn_size": 8}},
-    )
+    small: dict[str, Any] = {"debug": "smoke", "device": "cpu", "num_envs": 4, "log": {"console": "quiet"}}
+    gpusim_rl.train("Cartpole", **small, ppo={"network": {"rnn": "lstm", "rnn_size": 8}})
     player = Player.open("Cartpole", num_envs=4)
     assert all(bool((h == 0).all()) for h in player._hidden)
     done = torch.zeros(4, dtype=torch.bool)
@@ -231,9 +219,6 @@ def test_a_task_that_changed_its_sizes_is_one_line(run):
         Player.open(str(run))
 
 
-# -- replays ----------------------------------------------------------------------------------
-
-
 def diverged(folder: Path, task: type, **faults: Any) -> Path:
     make_trainer(task, folder, task={"randomize_episode_start": False, **faults}).train()
     return the_run(folder) / "diverged.pt"
@@ -245,9 +230,7 @@ def test_a_divergence_is_shown_step_by_step(tmp_path, load_tool, capsys, sim):
     capsys.readouterr()
     assert load_tool("play").main(["--replay", str(file), "--viewer", "none", "--sim", sim, "--trust"]) == 0
     title, action, *steps, end = capsys.readouterr().out.splitlines()
-    assert title.startswith(
-        f"{file}: env 1, control step 11 of its episode, iteration 2, Faulty on mujoco (here {sim})"
-    )
+    assert title.startswith(f"{file}: env 1, control step 11 of its episode, iteration 2, Faulty on mujoco (here {sim}")
     assert action.startswith("action: action up to ")
     assert re.match(r"physics step 1 of 2: cartpole.joint_pos up to .*, cartpole.joint_vel up to (inf|nan) ", steps[0])
     assert end == "diverged"

@@ -59,7 +59,7 @@ def test_what_a_shell_pattern_also_catches_is_left_out(tool_here, runs_folder, t
     done = tool_here("plot", *folders(runs_folder), ant, "runs", "--out", tmp_path / "x.png")
     lines = done.stderr.splitlines()
     assert lines[0] == "skipped runs: no metrics.csv"
-    assert lines[1] == f"skipped {ant}/metrics.csv: episode/return is not known in any row yet"
+    assert lines[1] == f"skipped {ant}/metrics.csv: episode/return has no values yet"
 
 
 @pytest.mark.parametrize("junk", [b"\0", b'"', b"\xff", b",", b"9" * 200_000, b"x"])
@@ -79,27 +79,28 @@ def test_a_damaged_file_is_drawn_up_to_the_damage(load_tool, runs_folder, tmp_pa
     ("arguments", "line"),
     [
         (["Nothing"], "no run 'Nothing': expected a run folder"),
-        (["Cartpole", "--key", "episode/retrn"], "has no column 'episode/retrn'. Did you mean 'episode/return'?"),
-        (["Ant"], "episode/return is not known in any row yet"),
-        (["Cartpole", "--out", "new/x.png"], "--out new/x.png: there is no folder new. Try one that is there"),
+        (["Cartpole", "--key", "episode/retrn"], "no column 'episode/retrn'. Did you mean 'episode/return'?"),
+        (["Ant"], "episode/return has no values yet"),
+        (["Cartpole", "--out", "new/x.png"], "--out new/x.png: there is no folder new"),
         (["Cartpole", "--out", "runs/there.png"], "--out runs/there.png: the file exists. Try another name, or"),
-        (["Cartpole", "--out", "x.bmp"], "--out must end in .png, .svg or .pdf, got x.bmp"),
+        (["Cartpole", "--out", "x.bmp"], "got 'x.bmp'"),
     ],
 )
 def test_bad_input_is_one_line(tool_here, runs_folder, arguments, line):
     (runs_folder / "runs" / "there.png").touch()
-    done = tool_here("plot", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert line in done.stderr
+    assert tool_here("plot", *arguments).refuses(line)
 
 
-@pytest.mark.parametrize("name", ["plot", "report"])
-def test_a_missing_extra_is_one_line(tool_here, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = tool_here(name, "Cartpole")
-    assert done.returncode == 2
-    assert done.stderr == f"error: {name} needs matplotlib: pip install 'gpusim-rl[view]'\n"
+VIEW = {"plot": "matplotlib", "report": "matplotlib", "snapshot": "PIL.Image", "record": "imageio_ffmpeg"}
+EXPORT = ("onnx", "onnxscript", "onnxruntime")
+EXTRAS = [(words, module, "view") for words, module in (VIEW | {"record --html": "viser"}).items()]
+
+
+@pytest.mark.parametrize(("words", "module", "extra"), [*EXTRAS, *(("export", name, "export") for name in EXPORT)])
+def test_a_missing_extra_is_one_line(tool_here, monkeypatch, words, module, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    name, *flags = words.split()
+    assert tool_here(name, "Cartpole", *flags).refuses(f"{words} needs {module}: pip install 'gpusim-rl[{extra}]'\n")
 
 
 def test_lines_are_named_by_what_differs():
@@ -116,13 +117,8 @@ def test_lines_are_named_by_what_differs():
 
 def test_algorithms_are_named_before_settings():
     ppo = {"task._target_": "a.b.Ant", "algo.name": "ppo", "algo._target_": "x.PPO", "num_envs": 8, "ppo.clip": 0.2}
-    search = {
-        "task._target_": "a.b.Ant",
-        "algo.name": "search",
-        "algo._target_": "y.S",
-        "num_envs": 4,
-        "search.step": 1,
-    }
+    search = {"task._target_": "a.b.Ant", "algo.name": "search", "algo._target_": "y.S", "num_envs": 4}
+    search["search.step"] = 1
     hopper = {**ppo, "task._target_": "a.b.Hopper"}
     assert curves.titles([ppo, search, hopper]) == ["Ant ppo num_envs=8", "Ant search num_envs=4", "Hopper"]
     assert curves.titles([ppo, {**ppo, "ppo.clip": 0.1}, {**search, "num_envs": 8}]) == [
@@ -190,7 +186,7 @@ def test_one_run_has_no_spread_and_runs_apart_have_no_mean(plot):
     assert (x.tolist(), mean.tolist(), std.tolist()) == ([0, 1], [3, 4], [0, 0])
     x, mean, _ = curves.mean_and_std(returns(one, other))
     assert len(x) == len(mean) == 0
-    assert legend(plot.draw([[one, other]], "episode/return", "env_steps")) == ["2 runs, no mean: no part in common"]
+    assert legend(plot.draw([[one, other]], "episode/return", "env_steps")) == ["2 runs, no mean: nothing in common"]
 
 
 def test_runs_of_one_row_have_a_mean(plot):

@@ -54,9 +54,9 @@ def test_it_learns_from_what_a_run_sees(tmp_path, monkeypatch):
     [
         (["Cartpole"], "Cartpole: the task observes no images. Try CartpoleCamera"),
         ([*TASK, "task.hight=12"], "unknown key 'task.hight'. Did you mean 'task.height'?"),
-        ([*TASK, "task.height=12", "--policy", "trained"], "task.height=12 has no effect with --policy trained"),
-        ([*TASK, "--out", "x.npz"], "an encoder's name must end in .pt, got 'x.npz'"),
-        ([*TASK, *SMALL, "--frames", "20"], "--frames 20 are fewer than a batch of 54 needs"),
+        ([*TASK, "task.height=12", "--policy", "trained"], "task.height=12: a run has its own settings"),
+        ([*TASK, "--out", "x.npz"], "--out: expected a name ending in .pt, got 'x.npz'"),
+        ([*TASK, *SMALL, "--frames", "20"], "--frames: expected more than a batch of 54, got 20"),
         ([*TASK, *SMALL, "--kind", "nature"], "encoder.kind=nature: images of 12 x 20 are too small"),
     ],
 )

@@ -14,6 +14,7 @@ import torch
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
 from helpers.commands import ROOT
+from helpers.raised import raises
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -67,10 +68,10 @@ def test_a_demo_that_plays_otherwise_is_not_kept(runs_folder, tmp_path, monkeypa
     arguments = ["Cartpole", "--out", str(out), "--num-envs", "2"]
     publish_demo.publish(publish_demo.parse(arguments))
     before = (out / "demo.json").read_bytes()
-    with pytest.raises(ConfigError, match=r"exists. Try --overwrite"):
+    with pytest.raises(ConfigError, match="Try --overwrite"):
         publish_demo.publish(publish_demo.parse(arguments))
     monkeypatch.setattr(publish_demo, "_half", lambda name, value: torch.zeros_like(value))
-    with pytest.raises(ConfigError, match=r"the demo has a return of .* apart. Try more episodes: --num-envs 8"):
+    with pytest.raises(ConfigError, match="Try more episodes: --num-envs 8"):
         publish_demo.publish(publish_demo.parse([*arguments, "--overwrite"]))
     assert (out / "demo.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["Cartpole"]
@@ -81,9 +82,7 @@ def test_nothing_but_a_demo_is_replaced(runs_folder, monkeypatch, load_tool):
     publish_demo = load_tool("publish_demo")
     before = sorted(path for path in runs_folder.rglob("*"))
     for out in (Path("runs"), Path("runs/Cartpole"), Path.cwd()):
-        with pytest.raises(
-            ConfigError, match=rf"^{out.absolute()} is not a demo: it has no demo.json. Try another --out"
-        ):
+        with raises(ConfigError, key=str(out.absolute()), hint="Try another --out"):
             publish_demo.publish(publish_demo.parse(["Cartpole", "--out", str(out), "--overwrite"]))
     assert sorted(path for path in runs_folder.rglob("*")) == before
 

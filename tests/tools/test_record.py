@@ -49,9 +49,6 @@ def qpos_at_rest(scene: Scene, tiles: int) -> np.ndarray:
     return np.tile(scene.model.qpos0, (tiles, 1))
 
 
-# -- the command ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", ["Cartpole", pytest.param("Ant", marks=pytest.mark.slow)])
 def test_a_run_becomes_a_video_in_its_folder(tool_here, runs_folder, task):
     done = tool_here("record", task, *SMALL)
@@ -99,22 +96,10 @@ def test_no_video_is_replaced_unless_asked(tool_here, tmp_path):
     assert (meta["size"], meta["fps"], len(frames)) == ((96, 64), 20.0, 2)
 
 
-@pytest.mark.slow
-def test_without_opengl_the_ray_caster_draws(tool, tmp_path):
-    without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
-    done = tool("record", "Cartpole", *SMALL, "--out", tmp_path / "ray.mp4", env=without)
-    assert done.stdout == f"{tmp_path / 'ray.mp4'}\n"
-    assert done.stderr.count("\n") == 1
-    assert "ray caster" in done.stderr
-    assert "apt-get install libegl1" in done.stderr
-    _, frames = decode(tmp_path / "ray.mp4")
-    assert not (frames == frames[0]).all()
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("Cartpole", "--out", "new/x.mp4"), "--out new/x.mp4: there is no folder new. Try one that is there, or make"),
+        (("Cartpole", "--out", "new/x.mp4"), "--out new/x.mp4: there is no folder new"),
         (("Cartpole", "--num-envs", "400"), "320x240 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw). On Debian or Ubuntu"),
     ],
@@ -132,9 +117,9 @@ def test_bad_input_is_one_line(tool_here, arguments, line):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("Nothing",), "no checkpoint 'Nothing': expected a run folder, a .pt file or a trained task. In runs"),
+        (("Nothing",), "no checkpoint 'Nothing'"),
         (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x720"),
-        (("Cartpole", "--out", "x.gif"), "video: expected a name ending in .mp4, got 'x.gif'"),
+        (("Cartpole", "--out", "x.gif"), "--out: expected a name ending in .mp4, got 'x.gif'"),
     ],
 )
 def test_what_can_be_read_from_the_command_line_is_refused_before_torch_is_imported(tool, tmp_path, arguments, line):
@@ -143,19 +128,11 @@ def test_what_can_be_read_from_the_command_line_is_refused_before_torch_is_impor
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(f"error: {line}"), done.stderr
 
 
-@pytest.mark.parametrize(("module", "options"), [("imageio_ffmpeg", []), ("viser", ["--html"])])
-def test_a_missing_extra_is_one_line(tool_here, monkeypatch, module, options):
-    monkeypatch.setitem(sys.modules, module, None)
-    done = tool_here("record", "Cartpole", *options)
-    assert done.returncode == 2
-    assert done.stderr == f"error: {' '.join(['record', *options])} needs {module}: pip install 'gpusim-rl[view]'\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--out", "x.mp4"), "a replay's name must end in .html, got 'x.mp4'"),
-        (("--num-envs", "4"), "--html shows one env, got --num-envs 4. Try a video: record Cartpole"),
+        (("--out", "x.mp4"), "--out: expected a name ending in .html, got 'x.mp4'"),
+        (("--num-envs", "4"), "--num-envs: expected 1 with --html, got 4. Try a video: record Cartpole"),
     ],
 )
 def test_a_replay_is_a_page_of_one_env(tool_here, arguments, line):
@@ -177,9 +154,6 @@ def test_a_replay_is_one_page_and_its_server_is_private(load_tool, runs_folder, 
     assert "<title>Cartpole, iteration 6, return " in page and "__VISER_EMBED_DATA__" in page
     assert 'darkMode:matchMedia("(prefers-color-scheme: dark)").matches' in page
     assert hosts == ["127.0.0.1"] and capsys.readouterr().out == f"{path}\n"
-
-
-# -- its parts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

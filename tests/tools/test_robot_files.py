@@ -16,7 +16,8 @@ from gpusim_rl.sim import Scene
 from gpusim_rl.sim.keyframe import usable
 from gpusim_rl.view.renderer import Camera, picture_model
 
-TOOLS = Path(__file__).parents[2] / "tools"
+pytest_plugins = ["helpers.tool_runs"]
+
 TETRAHEDRON = "v 0 0 0\nv .2 0 0\nv 0 .2 0\nv 0 0 .2\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
 LINK = """<link name="{name}">
 <inertial><mass value="1"/><inertia ixx=".01" ixy="0" ixz="0" iyy=".01" iyz="0" izz=".01"/></inertial>
@@ -29,14 +30,6 @@ TIED = """<mujoco><worldbody>
 <body name="b" pos="1 0 0"><joint name="b" range="-90 90"/><geom size="0.1"/></body>
 </worldbody><equality><weld body1="a" body2="b"/></equality>
 <keyframe><key name="home" qpos="0.1 0.2"/></keyframe></mujoco>"""
-
-
-def tool(name: str):
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +49,8 @@ def arm(tmp_path: Path) -> Path:
     return tmp_path / "robot" / "arm.urdf"
 
 
-def test_new_task_finds_meshes_and_the_task_keeps_their_folder(arm, monkeypatch):
-    new_task, root = tool("new_task"), arm.parents[1]
+def test_new_task_finds_meshes_and_the_task_keeps_their_folder(load_tool, arm, monkeypatch):
+    new_task, root = load_tool("new_task"), arm.parents[1]
     words = ["Reach", "--urdf", str(arm), "--out", str(root)]
     with pytest.raises(TaskError, match=r"arm\.urdf: link 'base': no mesh .*--packages elsewhere=FOLDER"):
         new_task.new_task(new_task.parse(words))
@@ -82,19 +75,19 @@ def test_packages_are_found_as_ros_finds_them(arm, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["elsewhere", "=x", "a=", "a=/nowhere/at/all"])
-def test_a_wrong_packages_argument_is_one_line(text, capsys):
+def test_a_wrong_packages_argument_is_one_line(load_tool, text, capsys):
     with pytest.raises(SystemExit) as ending:
-        tool("new_task").parse(["Reach", "--urdf", "a.urdf", "--packages", text])
+        load_tool("new_task").parse(["Reach", "--urdf", "a.urdf", "--packages", text])
     assert ending.value.code == 2 and "expected NAME=FOLDER" in capsys.readouterr().err
 
 
-def test_clip_takes_packages(tmp_path):
-    args = tool("clip").parse(["check", "a.npz", "arm.urdf", "--packages", f"elsewhere={tmp_path}"])
+def test_clip_takes_packages(load_tool, tmp_path):
+    args = load_tool("clip").parse(["check", "a.npz", "arm.urdf", "--packages", f"elsewhere={tmp_path}"])
     assert args.packages == [("elsewhere", tmp_path)] and {"elsewhere": tmp_path} == paths.ROS_PACKAGES
 
 
-def test_a_home_that_does_not_fit_is_no_reason_to_refuse_a_robot(tmp_path, caplog):
-    new_task = tool("new_task")
+def test_a_home_that_does_not_fit_is_no_reason_to_refuse_a_robot(load_tool, tmp_path, caplog):
+    new_task = load_tool("new_task")
     (tmp_path / "tied.xml").write_text(TIED)
     spec = mujoco.MjSpec.from_string(TIED)
     assert not usable(spec, "home") and "breaks the tie" in caplog.text and not usable(spec, "other")

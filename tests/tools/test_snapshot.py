@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import sys
 
 import matplotlib.image
 import mujoco
@@ -68,9 +67,6 @@ def seen(camera: snapshot.FramingCamera, points: np.ndarray, aspect: float, tile
     return np.where(toward[:, None] < 0, places, np.inf)
 
 
-# -- the command ------------------------------------------------------------------------------
-
-
 def test_a_task_becomes_a_picture_without_any_run(tool_here, tmp_path):
     done = tool_here("snapshot", "Cartpole", *SMALL, cwd=tmp_path)
     assert done.stdout == "Cartpole.png\n"
@@ -109,7 +105,7 @@ def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     arguments = ("--policy", "trained", "--steps", "3", "--num-envs", "2", "--out", tmp_path / "two.png")
     done = tool("snapshot", "Cartpole", *SMALL, *arguments, env=without)
-    assert done.stderr.count("\n") == 1 and "ray caster" in done.stderr
+    assert done.stderr.count("\n") == 1 and "ray caster" in done.stderr and "libegl1" in done.stderr
     picture = matplotlib.image.imread(tmp_path / "two.png")
     left, right = picture[:, :78], picture[:, 82:]
     assert left.std() > 0.05 and right.std() > 0.05
@@ -119,9 +115,9 @@ def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("Cartpol",), "no checkpoint 'Cartpol': expected a run folder, a .pt file or a trained task. In runs"),
-        (("Cartpole", "--out", "new/x.png"), "--out new/x.png: there is no folder new. Try one that is there, or make"),
-        (("Cartpole", "--out", "x.jpg"), "a picture's name must end in .png, got 'x.jpg'"),
+        (("Cartpol",), ". Did you mean 'Cartpole'?\n"),
+        (("Cartpole", "--out", "new/x.png"), "--out new/x.png: there is no folder new"),
+        (("Cartpole", "--out", "x.jpg"), "--out: expected a name ending in .png, got 'x.jpg'"),
         (("Cartpole", "--num-envs", "400"), "160x120 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw). On Debian or Ubuntu"),
         (("Pendulum", "--policy", "trained"), "no checkpoint 'Pendulum'"),
@@ -130,11 +126,7 @@ def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
 def test_bad_input_is_one_line(tool_here, arguments, line):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     done = tool_here("snapshot", *SMALL, *arguments, env=without)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {line}") and done.stderr.count("\n") == 1, done.stderr
-    assert done.stdout == ""
-    if arguments == ("Cartpol",):
-        assert done.stderr.endswith(". Did you mean 'Cartpole'?\n")
+    assert done.refuses(line), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -144,13 +136,6 @@ def test_bad_input_is_one_line(tool_here, arguments, line):
 def test_numbers_out_of_range_are_refused(tool_here, option, value, why):
     done = tool_here("snapshot", "Cartpole", option, value)
     assert done.returncode == 2 and done.stderr.endswith(f"argument {option}: {why}\n")
-
-
-def test_a_missing_extra_is_one_line(tool_here, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    done = tool_here("snapshot", "Cartpole")
-    assert done.returncode == 2
-    assert done.stderr == "error: snapshot needs PIL.Image: pip install 'gpusim-rl[view]'\n"
 
 
 def test_a_picture_that_is_too_large_is_one_line(monkeypatch):
@@ -173,9 +158,6 @@ def test_a_task_that_builds_on_another_is_drawn(monkeypatch, tmp_path):
     assert (player.env.name, player.env.cfg.control_hz) == ("Pendulum", 20)
     assert tasks()["Slow"].target == tasks()["Pendulum"].target
     player.close()
-
-
-# -- its parts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("aspect", "fill"), [(0.5, 0.86), (4 / 3, 0.86), (3.0, 0.4)])
@@ -218,8 +200,6 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match="cannot write"):
         snapshot.write_png(tmp_path / "file" / "x.png", np.zeros((4, 4, 3), dtype=np.uint8))
 
-
-# -- docs/tasks.md ----------------------------------------------------------------------------
 
 GALLERY = ROOT / "docs" / "tasks.md"
 

@@ -46,9 +46,6 @@ def env_of(transfer, args: Namespace, name: str) -> closing[VecEnv]:
     return closing(transfer.open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes}).env)
 
 
-# -- the command ------------------------------------------------------------------------------
-
-
 def test_a_run_is_compared_with_itself_in_changed_physics(transfer, capsys):
     rows = rows_of(transfer, "Cartpole", *SMALL, "--only", "step,friction,gains,effort,delay")
     printed = capsys.readouterr().out.splitlines()
@@ -76,7 +73,7 @@ def test_the_same_seed_is_the_same_starts(transfer):
     [
         (["Cartpole", "--only", "frictoin"], "--only frictoin: no such variants. Did you mean 'friction'?"),
         (["Nothing"], "no checkpoint 'Nothing'"),
-        (["Cartpole", "--seconds", "0"], "--seconds must be positive, got 0"),
+        (["Cartpole", "--seconds", "0"], "--seconds: expected above 0, got 0.0"),
     ],
 )
 def test_what_it_cannot_do_is_one_line(transfer, capsys, arguments, words):
@@ -96,9 +93,6 @@ def test_a_simulator_that_refuses_is_a_row(transfer, monkeypatch):
     monkeypatch.setattr(player, "choose_sim", refuse)
     rows = rows_of(transfer, "Cartpole", *SMALL, "--only", "simulator,step")
     assert rows["newton"]["error"] == "newton has no such joints" and "return_mean" in rows["half time step"]
-
-
-# -- what a variant changes -------------------------------------------------------------------
 
 
 def test_variants_reach_the_physics(transfer):
