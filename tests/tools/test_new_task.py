@@ -148,11 +148,13 @@ def env_of(monkeypatch):
         env.close()
 
 
-def written(folder: Path, task: str, ppo: str = "", robot: str = DOG, name: str = "mjcf/doggo.xml") -> Finished:
-    """Writes files as IsaacGymEnvs has them, and makes the task `Written` of them."""
-    theirs = folder / "isaacgymenvs" / "cfg"
-    texts = {theirs / "task" / "Doggo.yaml": task, folder / "assets" / name: robot}
-    for file, text in (texts | ({theirs / "train" / "DoggoPPO.yaml": ppo} if ppo else {})).items():
+def written(
+    folder: Path, task: str, ppo: str = "", robot: str = DOG, name: str = "mjcf/doggo.xml", **files: str
+) -> Finished:
+    """Write IsaacGymEnvs' files, more of them by path, and make the task `Written` of them."""
+    files |= {"cfg/task/Doggo.yaml": task, f"../assets/{name}": robot}
+    for path, text in (files | ({"cfg/train/DoggoPPO.yaml": ppo} if ppo else {})).items():
+        file = folder / "isaacgymenvs" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return new_task(folder, "Written", "--from-isaacgymenvs", "isaacgymenvs/cfg/task/Doggo.yaml")
@@ -343,9 +345,8 @@ def test_from_nothing_to_an_exported_policy(tmp_path, robot):
     run_command(*python, ROOT / "tools" / "check_task.py", "Fresh", "-cd", "my_cfg", cwd=tmp_path, timeout_s=900)
     iterations = 5 if robot == "velocity" else 40
     small = ("device=cpu", "num_envs=256", f"max_iterations={iterations}", "log.console=plain", "seed=1")
-    trained = run_command(
-        *python, ROOT / "train.py", "-cd", "my_cfg", "task=Fresh", *small, cwd=tmp_path, timeout_s=600
-    )
+    train = (ROOT / "train.py", "-cd", "my_cfg", "task=Fresh", *small)
+    trained = run_command(*python, *train, cwd=tmp_path, timeout_s=600)
     said = re.findall(r"\| return (-?[\d,.]+) ", trained.stdout)
     returns = [float(number.replace(",", "")) for number in said]
     assert robot == "velocity" or returns[-1] > returns[0] + 20
@@ -429,10 +430,8 @@ def test_nested_settings_of_isaacgymenvs_act(tmp_path, env_of):
     ],
 )
 def test_the_base_is_free_where_theirs_is(tmp_path, asset, code, free):
-    (tmp_path / "isaacgymenvs" / "tasks").mkdir(parents=True)
-    (tmp_path / "isaacgymenvs" / "tasks" / "doggo.py").write_text(code)
     task = f"name: Doggo\nenv:\n  numEnvs: 8\n  {asset}\n"
-    done = written(tmp_path, task, robot=quadruped(), name="urdf/doggo.urdf")
+    done = written(tmp_path, task, robot=quadruped(), name="urdf/doggo.urdf", **{"tasks/doggo.py": code})
     assert f"the robot's base is {'free' if free else 'fixed'}" in done.stdout
     text = (tmp_path / "my_tasks" / "assets" / "written" / "written.xml").read_text()
     assert ("<freejoint" in text or 'type="free"' in text) is free
@@ -468,12 +467,8 @@ def test_a_robot_is_found_in_the_classes_that_a_task_extends(tmp_path, registry)
     texts["tasks/other.py"] = 'class Other(VecTask):\n    file = "other.urdf"\n    options.fix_base_link = False\n'
     texts["cfg/task/DoggoEnv.yaml"] = "env: {bone_friction: 0.3, kind: swim}\nsim: {dt: 0.01}\n"
     texts["../assets/dogs/urdf/bone.urdf"] = '<robot name="bone"><link name="bone"/></robot>'
-    for name, text in texts.items():
-        file = tmp_path / "isaacgymenvs" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
     yaml = "name: Doggo\nenv: {numEnvs: 8, kind: walk, resetTime: 12}\nsim: {dt: 0.02}\n"
-    done = written(tmp_path, yaml, robot=quadruped(), name="dogs/urdf/doggo.urdf")
+    done = written(tmp_path, yaml, robot=quadruped(), name="dogs/urdf/doggo.urdf", **texts)
     assert "the robot's base is fixed, as in IsaacGymEnvs" in done.stdout
     task = settings(tmp_path, "Written")["task"]
     assert (task["bone_friction"], task["kind"], task["physics_hz"], task["episode_length"]) == (0.3, "walk", 50, 600)
@@ -527,27 +522,22 @@ def test_a_randomisation_keeps_what_the_robot_and_mujoco_have(tmp_path, env_of, 
 
 
 def test_ppo_settings_are_those_of_the_task_that_a_yaml_extends(tmp_path):
-    train = tmp_path / "isaacgymenvs" / "cfg" / "train"
-    train.mkdir(parents=True)
-    (train / "BasePPO.yaml").write_text("params: {config: {seq_length: 8, lr_schedule: fixed, horizon_length: 20}}\n")
-    yaml = ISAAC.replace("name: Doggo", "name: Base")
-    assert "BasePPO.yaml" in written(tmp_path, yaml).stdout
+    train = {"cfg/train/BasePPO.yaml": "params: {config: {seq_length: 8, lr_schedule: fixed, horizon_length: 20}}\n"}
+    assert "BasePPO.yaml" in written(tmp_path, ISAAC.replace("name: Doggo", "name: Base"), **train).stdout
     ppo = settings(tmp_path, "Written")["ppo"]
     assert (ppo["sequence_length"], ppo["schedule"], ppo["horizon"]) == (8, "constant", 20)
 
 
 def test_settings_of_sac_are_not_taken_for_those_of_ppo(tmp_path):
-    train = tmp_path / "isaacgymenvs" / "cfg" / "train"
-    train.mkdir(parents=True)
-    (train / "BasePPO.yaml").write_text("params: {config: {horizon_length: 20}}\n")
-    (train / "Doggo.yaml").write_text("params: {algo: {name: sac}}\n")
-    assert str(Path("train") / "Doggo.yaml") in written(tmp_path, ISAAC.replace("name: Doggo", "name: Base")).stdout
+    train = {"cfg/train/BasePPO.yaml": "params: {config: {horizon_length: 20}}\n"}
+    train["cfg/train/Doggo.yaml"] = "params: {algo: {name: sac}}\n"
+    assert "train/Doggo.yaml" in written(tmp_path, ISAAC.replace("name: Doggo", "name: Base"), **train).stdout
     assert settings(tmp_path, "Written")["ppo"]["horizon"] == 24
 
 
 def test_a_robot_that_theirs_writes_is_named_with_what_may_help(tmp_path):
-    (tmp_path / "isaacgymenvs" / "tasks").mkdir(parents=True)
-    (tmp_path / "isaacgymenvs" / "cfg" / "task").mkdir(parents=True)
+    for folder in ("tasks", "cfg/task"):
+        (tmp_path / "isaacgymenvs" / folder).mkdir(parents=True)
     code = 'ET.ElementTree(root).write("drone.xml")\nasset_file = "drone.xml"'
     (tmp_path / "isaacgymenvs" / "tasks" / "drone.py").write_text(code)
     (tmp_path / "isaacgymenvs" / "cfg" / "task" / "Drone.yaml").write_text("env: {numEnvs: 8}\n")
@@ -577,12 +567,8 @@ OLD = """
 
 
 def test_a_robot_of_an_older_mujoco_is_written_as_one_of_today(tmp_path):
-    meshes = tmp_path / "assets" / "mjcf" / "meshes"
-    meshes.mkdir(parents=True)
-    corners = ["0 0 0", "0.1 0 0", "0 0.1 0", "0 0 0.1"]
-    faces = ["1 3 2", "1 2 4", "1 4 3", "2 3 4"]
-    (meshes / "tip.obj").write_text("".join([*(f"v {each}\n" for each in corners), *(f"f {each}\n" for each in faces)]))
-    done = written(tmp_path, ISAAC, robot=OLD)
+    tip = "v 0 0 0\nv .1 0 0\nv 0 .1 0\nv 0 0 .1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
+    done = written(tmp_path, ISAAC, robot=OLD, **{"../assets/mjcf/meshes/tip.obj": tip})
     assert "apirate" in done.stdout and "grid" in done.stdout and "overlap" in done.stdout
     shutil.rmtree(tmp_path / "assets")
     model = mujoco.MjModel.from_xml_path(str(tmp_path / "my_tasks" / "assets" / "written" / "written.xml"))
@@ -613,12 +599,10 @@ def test_a_fixed_base_of_urdf_is_told(tmp_path):
 
 
 def test_settings_on_which_others_build_are_read_too(tmp_path):
-    folder = tmp_path / "isaacgymenvs" / "cfg" / "task"
-    (folder / "env").mkdir(parents=True)
-    (folder / "Base.yaml").write_text(ISAAC.replace("speed: 3.0", "gain: {a: 1.0, b: 2.0}"))
-    (folder / "env" / "throw.yaml").write_text("far: 5.0\n")
+    bases = {"cfg/task/Base.yaml": ISAAC.replace("speed: 3.0", "gain: {a: 1.0, b: 2.0}")}
+    bases["cfg/task/env/throw.yaml"] = "far: 5.0\n"
     task = "defaults: [Base, env: throw, _self_]\nenv: {gain: {b: 3.0}, episodeLength: 20}\n"
-    written(tmp_path, task)
+    written(tmp_path, task, **bases)
     found = settings(tmp_path, "Written")["task"]
     assert (found["gain"], found["far"], found["episode_length"]) == ({"a": 1.0, "b": 3.0}, 5.0, 20)
 
@@ -652,10 +636,8 @@ def calls(folder: Path) -> set[str]:
 @pytest.mark.parametrize("kind", ["mjcf", "urdf", "drives", "velocity", "isaacgymenvs"])
 def test_names_in_a_file_are_data_whatever_they_are(tmp_path, env_of, kind):
     robot = {"mjcf": DOG, "isaacgymenvs": DOG, "velocity": walker("fl", "fr"), "urdf": quadruped()}.get(kind, DOG)
-    names = {
-        "velocity": ("trunk", "fl_j1", "fr_j2", "fl_tip", "fr_tip"),
-        "urdf": ("trunk", "FL_hip", "FL_knee", "RR_hip"),
-    }
+    names = {"velocity": ("trunk", "fl_j1", "fr_j2", "fl_tip", "fr_tip")}
+    names["urdf"] = ("trunk", "FL_hip", "FL_knee", "RR_hip")
     theirs = {"": ISAAC, "evil_": ISAAC.replace("  speed: 3.0", HOSTILE)}
     if kind == "drives":
         robot = robot.partition("<actuator>")[0] + "</mujoco>"
@@ -701,11 +683,11 @@ HOSTILE = r"""
 
 
 def test_hostile_yaml_of_theirs_is_taken_as_text_or_not(tmp_path):
-    written(
-        tmp_path, ISAAC.replace("  speed: 3.0", HOSTILE), ISAAC_PPO.replace("network: {", "network: {_target_: x.y, ")
-    )
-    assert compose(["task=Written"], tmp_path / "my_cfg")["ppo"]["network"]["_target_"] is None
-    task = compose(["task=Written"], tmp_path / "my_cfg")["task"]
+    ppo = ISAAC_PPO.replace("network: {", "network: {_target_: x.y, ")
+    written(tmp_path, ISAAC.replace("  speed: 3.0", HOSTILE), ppo)
+    found = settings(tmp_path, "Written")
+    task = found["task"]
+    assert found["ppo"]["network"]["_target_"] is None
     assert task["_target_"] == "my_tasks.written.Written" and "secret" not in task and "class" not in task
     assert task["episode_length_x"] == "\n_target_: os.system"
     assert task["learn"]["a\nb"] == 'x" #' and "_target_" not in task["learn"]
