@@ -172,9 +172,6 @@ def tool(name: str, folder: Path) -> str:
     return shlex.quote(str(file.relative_to(folder.resolve()) if near else file))
 
 
-# IsaacGymEnvs
-
-
 def take_settings(draft: Draft, file: Path) -> None:
     """Read the yaml of a task of IsaacGymEnvs, its PPO settings beside it, and the path of its robot.
 
@@ -416,9 +413,6 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
         }
 
 
-# The robot
-
-
 @dataclass(kw_only=True)
 class RobotFacts:
     """Facts about the robot that the class depends on."""
@@ -639,9 +633,6 @@ def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: 
 def rounded(value: float) -> float:
     """Round to two digits."""
     return float(f"{value:.2g}")
-
-
-# The task
 
 
 def render(template: str, **values: Any) -> str:
