@@ -28,7 +28,6 @@ class Wobbly(Cartpole):
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """A folder with a task that does one thing wrong, and has no specification."""
     (tmp_path / "my_tasks").mkdir()
     (tmp_path / "my_tasks" / "wobbly.py").write_text(BROKEN)
     ours = (ROOT / "cfg" / "task" / "Cartpole.yaml").read_text()

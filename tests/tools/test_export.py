@@ -48,7 +48,6 @@ RNN = {"network": {"hidden": [16], "rnn_size": 8, "rnn_layers": 2}}
 
 
 def opened(run: Path) -> closing[Player]:
-    """Open a run for a `with` block."""
     return closing(Player.open(str(run)))
 
 
@@ -101,7 +100,6 @@ def check_files(folder: Path, player: Player) -> dict:
 
 
 def same_model(read: mujoco.MjModel, model: mujoco.MjModel) -> None:
-    """Assert that two compiled models are bit-identical."""
     for name in dir(model):
         value = getattr(model, name)
         if isinstance(value, np.ndarray) and value.dtype.kind == "f":
@@ -112,7 +110,6 @@ def same_model(read: mujoco.MjModel, model: mujoco.MjModel) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """Time few calls and compare few images."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parity, "CALLS", 20)
         patch.setattr(parity, "IMAGE_OBSERVATIONS", 100)
@@ -130,7 +127,6 @@ def ant(runs_folder: Path, load_tool, tmp_path_factory) -> tuple[Path, str]:
 
 
 def loaded(file: Path) -> Any:
-    """Import a script."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -473,7 +469,6 @@ def exported_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 def export_run(tmp_path: Path, task: str, **settings: Any) -> Path:
-    """Train and export a task; return the folder."""
     ppo = {"horizon": 8, "minibatch_size": 32, "precision": "fp32", "network": {"hidden": [16, 16]}}
     log = {"console": "quiet", "dir": str(tmp_path)}
     small = {"num_envs": 8, "max_iterations": 1, "device": "cpu", "ppo": ppo, "log": log}
@@ -525,9 +520,8 @@ def test_a_vendors_order_of_joints_moves_the_robot_alike(tmp_path, deploy):
     for _ in range(10):
         for robot in robots:
             robot.command |= {"x": 0.7, "yaw": 0.3}
-        (action, targets), (theirs, by_name) = (
-            policy.act(robot.observe()) for policy, robot in zip(policies, robots, strict=True)
-        )
+        acted = [policy.act(robot.observe()) for policy, robot in zip(policies, robots, strict=True)]
+        (action, targets), (theirs, by_name) = acted
         np.testing.assert_allclose(theirs, action[order], atol=1e-5)
         assert by_name == pytest.approx(targets, abs=1e-5)
         robots[0].step(targets)
@@ -665,9 +659,7 @@ def test_what_the_example_cannot_do_ends_as_any_wrong_input(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_policy_that_is_not_finite_is_one_line_to_all_that_act_by_it(
-    tool_here, train_here, runs_folder, tmp_path, value
-):
+def test_a_policy_that_is_not_finite_is_refused_by_all(tool_here, train_here, runs_folder, tmp_path, value):
     run = shutil.copytree((runs_folder / "runs" / "Cartpole" / "latest").resolve(), tmp_path / "run")
     state = checkpoint_file.load(run / "checkpoints" / "last.pt")
     name, weights = next((name, value) for name, value in state["policy"].items() if value.is_floating_point())

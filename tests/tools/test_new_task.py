@@ -131,7 +131,6 @@ def new_task(folder: Path, *arguments: str, code: int = 0) -> Finished:
 
 @pytest.fixture
 def env_of(monkeypatch):
-    """Make and reset envs of a task that was written into a folder."""
     made = []
 
     def make(name: str, folder: Path, num_envs: int = 2, **task: Any) -> Any:
@@ -281,14 +280,12 @@ def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
         (["Reach", "--out", "nowhere"], "--out nowhere: no such folder"),
         (["Reach", "--mjcf", "stone.xml"], "stone.xml: the robot has no joint"),
         (["Trot", "--mjcf", "menagerie:stone", "--velocity"], "menagerie:stone"),
-        (["Trot", "--mjcf", "broken.xml", "--velocity"], "error: broken.xml: "),
         (["Reach", "--mjcf", "broken.xml"], "error: broken.xml: "),
         (["Trot", "--velocity"], "--velocity needs --urdf or --mjcf"),
         (["Trot", "--mjcf", "stone.xml", "--feet", "a"], "--feet needs --velocity"),
         (["Reach", "--packages", "a=."], "--packages needs --urdf"),
         (["Trot", "--mjcf", "fixed.xml", "--velocity"], "fixed.xml: the robot has no floating base"),
-        (["Trot", "--mjcf", "stone.xml", "--velocity"], "stone.xml: the robot has fewer than two limbs"),
-        (["Trot", "--mjcf", "snake.xml", "--velocity"], "Try without --velocity"),
+        (["Trot", "--mjcf", "snake.xml", "--velocity"], "snake.xml: the robot has fewer than two limbs"),
         (["Reach", "--from-isaacgymenvs", "broken.yaml"], "cannot read broken.yaml"),
         (["Reach", "--from-isaacgymenvs", "other.yaml"], "not a task of IsaacGymEnvs"),
         (["Taken"], "--overwrite"),
@@ -617,7 +614,6 @@ EVIL = (
 
 
 def named_evilly(text: str, *benign: str) -> str:
-    """Renames elements of a robot's file, wherever the file names them."""
     for name, evil in zip(benign, itertools.cycle(EVIL)):
         assert name in text
         text = text.replace(f'"{name}"', quoteattr(f"{evil}{name}", {"\n": "&#10;"}))

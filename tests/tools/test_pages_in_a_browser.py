@@ -34,7 +34,6 @@ def browser() -> Iterator:
 
 @pytest.fixture(scope="module")
 def pages(runs_folder, load_tool, tmp_path_factory) -> dict[str, Path]:
-    """A report of two seeds with a replay, and a replay."""
     folder = tmp_path_factory.mktemp("pages")
     runs = [str(path) for path in sorted((runs_folder / "runs" / "Cartpole").glob("2*"))[:2]]
     for name, words in (("report", runs), ("record", runs[:1])):

@@ -33,7 +33,6 @@ NO_DISPLAY = {"DISPLAY": "", "WAYLAND_DISPLAY": ""}
 
 @contextmanager
 def a_display() -> Iterator[str]:
-    """A screen in memory."""
     display = f":{os.getpid() % 10000 + 100}"
     server = subprocess.Popen(["Xvfb", display, "-screen", "0", "640x480x24"], stderr=subprocess.DEVNULL)
     try:
@@ -50,7 +49,6 @@ def a_display() -> Iterator[str]:
 
 @pytest.fixture
 def run(runs_folder, tmp_path, monkeypatch) -> Path:
-    """A copy of a Cartpole run, alone in a folder."""
     source = sorted(path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir())[0]
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(source, tmp_path / "runs" / "Cartpole" / source.name))
@@ -158,8 +156,7 @@ def test_a_run_can_be_named_in_three_ways(run, meant):
     name = {"folder": str(run), "file": str(run / "checkpoints" / "best.pt"), "task": "Cartpole"}[meant]
     player = Player.open(name)
     player.close()
-    assert player.run_dir is not None and player.run_dir.resolve() == run
-    assert player.checkpoint is not None
+    assert player.run_dir is not None and player.run_dir.resolve() == run and player.checkpoint is not None
     assert player.checkpoint.name == ("best.pt" if meant == "file" else "last.pt")
 
 
@@ -204,9 +201,7 @@ def test_a_recurrent_policy_forgets_at_the_end_of_an_episode(tmp_path, monkeypat
     done = torch.zeros(4, dtype=torch.bool)
     while not done.any():
         done = player.step().done
-    for h in player._hidden:
-        assert bool((h[:, done] == 0).all())
-        assert bool((h[:, ~done] != 0).any())
+    assert all(bool((h[:, done] == 0).all() and (h[:, ~done] != 0).any()) for h in player._hidden)
     player.close()
 
 

@@ -20,12 +20,10 @@ pytest_plugins = ["helpers.tool_runs"]
 
 @pytest.fixture
 def plot(load_tool):
-    """The tool as a module."""
     return load_tool("plot")
 
 
 def folders(runs_folder, task: str = "Cartpole") -> list[str]:
-    """What a shell makes of `runs/<task>/*`."""
     return [str(path.relative_to(runs_folder)) for path in sorted((runs_folder / "runs" / task).iterdir())]
 
 
@@ -82,12 +80,10 @@ def test_a_damaged_file_is_drawn_up_to_the_damage(load_tool, runs_folder, tmp_pa
         (["Cartpole", "--key", "episode/retrn"], "no column 'episode/retrn'. Did you mean 'episode/return'?"),
         (["Ant"], "episode/return has no values yet"),
         (["Cartpole", "--out", "new/x.png"], "--out new/x.png: there is no folder new"),
-        (["Cartpole", "--out", "runs/there.png"], "--out runs/there.png: the file exists. Try another name, or"),
         (["Cartpole", "--out", "x.bmp"], "got 'x.bmp'"),
     ],
 )
-def test_bad_input_is_one_line(tool_here, runs_folder, arguments, line):
-    (runs_folder / "runs" / "there.png").touch()
+def test_bad_input_is_one_line(tool_here, arguments, line):
     assert tool_here("plot", *arguments).refuses(line)
 
 
@@ -108,11 +104,8 @@ def test_lines_are_named_by_what_differs():
     assert curves.titles([ant]) == ["Ant"]
     other = {**ant, "ppo.clip": 0.1, "task.up_weight": 2}
     hopper = {"task._target_": "a.b.Hopper", "ppo.clip": 0.3}
-    assert curves.titles([ant, other, hopper]) == [
-        "Ant ppo.clip=0.2 up_weight=1",
-        "Ant ppo.clip=0.1 up_weight=2",
-        "Hopper",
-    ]
+    names = ["Ant ppo.clip=0.2 up_weight=1", "Ant ppo.clip=0.1 up_weight=2", "Hopper"]
+    assert curves.titles([ant, other, hopper]) == names
 
 
 def test_algorithms_are_named_before_settings():
@@ -121,11 +114,8 @@ def test_algorithms_are_named_before_settings():
     search["search.step"] = 1
     hopper = {**ppo, "task._target_": "a.b.Hopper"}
     assert curves.titles([ppo, search, hopper]) == ["Ant ppo num_envs=8", "Ant search num_envs=4", "Hopper"]
-    assert curves.titles([ppo, {**ppo, "ppo.clip": 0.1}, {**search, "num_envs": 8}]) == [
-        "Ant ppo ppo.clip=0.2",
-        "Ant ppo ppo.clip=0.1",
-        "Ant search",
-    ]
+    names = ["Ant ppo ppo.clip=0.2", "Ant ppo ppo.clip=0.1", "Ant search"]
+    assert curves.titles([ppo, {**ppo, "ppo.clip": 0.1}, {**search, "num_envs": 8}]) == names
 
 
 def test_settings_of_an_algorithm_that_did_not_run_do_not_count(runs_folder, tmp_path):
@@ -139,7 +129,6 @@ def test_settings_of_an_algorithm_that_did_not_run_do_not_count(runs_folder, tmp
 
 
 def saved(x: list[float], y: list[float], **settings: object) -> curves.SavedCurves:
-    """A run with these points."""
     columns = {"iteration": np.array(x), "env_steps": np.array(x), "episode/return": np.array(y)}
     return curves.SavedCurves(RunDir(Path("run")), {"seed": 0}, {"task._target_": "a.b.Ant", **settings}, columns)
 
@@ -187,11 +176,8 @@ def test_one_run_has_no_spread_and_runs_apart_have_no_mean(plot):
     x, mean, _ = curves.mean_and_std(returns(one, other))
     assert len(x) == len(mean) == 0
     assert legend(plot.draw([[one, other]], "episode/return", "env_steps")) == ["2 runs, no mean: nothing in common"]
-
-
-def test_runs_of_one_row_have_a_mean(plot):
-    figure = plot.draw([[saved([5], [1]), saved([5], [3])]], "episode/return", "env_steps")
-    assert legend(figure) == ["2 runs, 2 ± 1 at 5 steps"]
+    one_row = plot.draw([[saved([5], [1]), saved([5], [3])]], "episode/return", "env_steps")
+    assert legend(one_row) == ["2 runs, 2 ± 1 at 5 steps"]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def no_packages(monkeypatch):
 
 @pytest.fixture
 def arm(tmp_path: Path) -> Path:
-    """A URDF whose meshes are in another folder."""
     (tmp_path / "there").mkdir()
     (tmp_path / "robot").mkdir()
     for name in ("base", "hand"):

@@ -15,11 +15,10 @@ from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings import discover
-from gpusim_rl.settings.checks import build, settings_class
-from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.sim import Scene
 from gpusim_rl.view import snapshot
+from gpusim_rl.view.playback import scene_by_name as task_scene
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import FOVY_DEG
 from helpers.commands import ROOT
@@ -41,12 +40,6 @@ TABLE = """
 </mujoco>
 """
 THING = "<mujoco><worldbody><body><freejoint/><geom size='{}' pos='{} 0 {}'/></body></worldbody></mujoco>"
-
-
-def task_scene(task: str) -> Scene:
-    section = compose([f"task={task}"])["task"]
-    task_class = load_task_class(section.pop("_target_"))
-    return task_class.scene(build(settings_class(task_class), section, "task"))
 
 
 def table_scene() -> Scene:
@@ -86,13 +79,8 @@ def test_a_task_is_drawn_as_it_is_whatever_its_runs_are(tool_here, tmp_path):
 
 
 def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool_here, tmp_path):
-    variants = {
-        "start": (),
-        "again": (),
-        "fallen": ("--steps", "40"),
-        "pushed": ("--steps", "40", "--policy", "random"),
-        "small": ("--fill", "0.4"),
-    }
+    variants = {"start": (), "again": (), "fallen": ("--steps", "40"), "small": ("--fill", "0.4")}
+    variants["pushed"] = ("--steps", "40", "--policy", "random")
     for name, arguments in variants.items():
         tool_here("snapshot", "Cartpole", *SMALL, *arguments, "--out", tmp_path / f"{name}.png")
     start, again, *others = [(tmp_path / f"{name}.png").read_bytes() for name in variants]
@@ -223,10 +211,8 @@ def test_what_the_gallery_says_of_a_task_is_true(name):
     actions = int(re.search(r"Action space: (\d+)", docstring).group(1))  # type: ignore[union-attr]
     seconds = settings["episode_length"] / settings["control_hz"]
     critic = f" ({sizes[1]} for the critic)" if sizes[1:] and "critic" in docstring else ""
-    assert (
-        f"{sizes[0]} observations{critic}, {actions} action{'s' * (actions > 1)}, {settings['control_hz']:g} Hz,"
-        f" episodes of {seconds:.1f} s."
-    ) in section
+    numbers = f"{sizes[0]} observations{critic}, {actions} action{'s' * (actions > 1)}, {settings['control_hz']:g} Hz"
+    assert f"{numbers}, episodes of {seconds:.1f} s." in section
     assert f"![{name}](images/{name}.png)" in section
     module = entry.target.split(".")[-2]
     assert f"(../tasks/{module}.py)" in section and f"(../cfg/task/{name}.yaml)" in section

@@ -27,19 +27,16 @@ SMALL = ["--num-envs", "3", "--seconds", "0.5"]
 
 @pytest.fixture
 def transfer(load_tool, runs_folder, tmp_path, monkeypatch):
-    """The tool as a module, in a folder with runs."""
     shutil.copytree(runs_folder / "runs", tmp_path / "runs", symlinks=True)
     monkeypatch.chdir(tmp_path)
     return load_tool("transfer")
 
 
 def rows_of(transfer, *arguments: str) -> dict[str, dict]:
-    """What the tool returns, by the names of the variants."""
     return {row["variant"]: row for row in transfer.transfer(transfer.parse([*arguments]))}
 
 
 def env_of(transfer, args: Namespace, name: str) -> closing[VecEnv]:
-    """The envs of a variant, for a `with` block."""
     with closing(transfer.open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = transfer.plan(probe, args.seconds)
     [variant] = [variant for variant in variants if variant.name == name]
