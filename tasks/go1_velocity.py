@@ -17,35 +17,6 @@ class Go1Velocity(VelocityTask):
 
     Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.373 rad (hip and thigh)
     or 0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.
-
-    Observation space: (uniform noise is added to all of the policy's but commands and last action)
-
-    | num   | name      | observation                                              | unit            |
-    |-------|-----------|----------------------------------------------------------|-----------------|
-    | 0-2   | lin_vel   | velocity of the IMU, its frame                           | m/s             |
-    | 3-5   | ang_vel   | angular velocity of the IMU, its frame                   | rad/s           |
-    | 6-8   | gravity   | direction of gravity, trunk frame                        | -               |
-    | 9-20  | joint_pos | joint positions from the pose, plus bias of the encoders | rad             |
-    | 21-32 | joint_vel | joint velocities                                         | rad/s           |
-    | 33-44 | actions   | last action                                              | -               |
-    | 45-47 | command   | commanded x, y velocity and yaw rate                     | m/s, m/s, rad/s |
-
-    The critic sees:
-
-    | num   | name          | observation                                          | unit       |
-    |-------|---------------|------------------------------------------------------|------------|
-    | 0-47  | policy        | the above, without noise and bias                    | as above   |
-    | 48-51 | foot_height   | each foot above the ground                           | m          |
-    | 52-55 | air_time      | time since each foot left the ground                 | s          |
-    | 56-59 | contact       | 1 for feet that touch, else 0                        | -          |
-    | 60-71 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N) |
-
-    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
-
-    Reward terms, x the control step: see `VelocityTask`.
-
-    Start: the pose, 2 to 6 cm above mjlab's height, any yaw; a random command, redrawn every 3 to 8 s. Termination: a
-    tilt of more than 70 degrees; on rough ground a thigh that touches something.
     """
 
     robot = Robot(

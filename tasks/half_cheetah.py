@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from jaxtyping import Float
 from torch import Tensor
-
-from gpusim_rl.files.paths import assets_dir
-from gpusim_rl.sim import Scene
 
 from .planar import Planar, PlanarConfig
 
@@ -37,13 +36,9 @@ class HalfCheetah(Planar[PlanarConfig]):
 
     Config = PlanarConfig
     ROBOT = "cheetah"
-
-    @classmethod
-    def scene(cls, cfg: PlanarConfig) -> Scene:
-        scene = Scene(cfg.physics_hz)
-        scene.add_ground(friction=(0.4, 0.1, 0.1), solimp=(0.0, 0.8, 0.01))
-        scene.add(cls.ROBOT, assets_dir() / "half_cheetah.xml")
-        return scene
+    FILE = "half_cheetah.xml"
+    INTEGRATOR = "euler"
+    GROUND: ClassVar = {"friction": (0.4, 0.1, 0.1), "solimp": (0.0, 0.8, 0.01)}
 
     def _start_vel(self) -> Float[Tensor, "envs joints"]:
         return self.random.normal(0.0, self.cfg.reset_noise, len(self.robot.joint_names))

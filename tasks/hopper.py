@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
-
-from gpusim_rl.files.paths import assets_dir
-from gpusim_rl.sim import Scene
 
 from .planar import Planar, PlanarConfig
 
@@ -48,13 +46,8 @@ class Hopper(Planar[HopperConfig]):
 
     Config = HopperConfig
     ROBOT = "hopper"
-
-    @classmethod
-    def scene(cls, cfg: HopperConfig) -> Scene:
-        scene = Scene(cfg.physics_hz, integrator="rk4")
-        scene.add_ground(solimp=(0.8, 0.8, 0.01), margin=0.001)
-        scene.add(cls.ROBOT, assets_dir() / "hopper.xml")
-        return scene
+    FILE = "hopper.xml"
+    GROUND: ClassVar = {"solimp": (0.8, 0.8, 0.01), "margin": 0.001}
 
     def _healthy(self) -> Bool[Tensor, " envs"]:
         cfg, pos = self.cfg, self.robot.joint_pos

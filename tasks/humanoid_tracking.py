@@ -24,41 +24,6 @@ class HumanoidTracking(TrackingTask):
     Action space: 28 numbers in [-100, 100], offset of the joint targets from the pose or the clip / half of the
     largest torque over the stiffness, 0.17 to 0.42 rad: abdomen, neck, right arm, left arm (shoulder x, y and z,
     elbow), right leg, left leg (hip x, y and z, knee, ankle x, y and z).
-
-    Observation space: (uniform noise is added to the policy's own motion and to where the anchor is to be)
-
-    | num     | name          | observation                                              | unit  |
-    |---------|---------------|----------------------------------------------------------|-------|
-    | 0-27    | ref_joint_pos | joint positions of the clip                              | rad   |
-    | 28-55   | ref_joint_vel | joint velocities of the clip                             | rad/s |
-    | 56-58   | anchor_pos    | pelvis of the clip, pelvis frame                         | m     |
-    | 59-64   | anchor_axes   | its x and y axis, pelvis frame                           | -     |
-    | 65-67   | lin_vel       | velocity of the pelvis, its frame                        | m/s   |
-    | 68-70   | ang_vel       | angular velocity of the pelvis, its frame                | rad/s |
-    | 71-98   | joint_pos     | joint positions from the pose, plus bias of the encoders | rad   |
-    | 99-126  | joint_vel     | joint velocities                                         | rad/s |
-    | 127-154 | actions       | last action                                              | -     |
-
-    The critic sees the same without noise and bias, and the bodies: all but the head.
-
-    | num     | name          | observation                                          | unit  |
-    |---------|---------------|------------------------------------------------------|-------|
-    | 0-27    | ref_joint_pos | joint positions of the clip                          | rad   |
-    | 28-55   | ref_joint_vel | joint velocities of the clip                         | rad/s |
-    | 56-58   | anchor_pos    | pelvis of the clip, pelvis frame                     | m     |
-    | 59-64   | anchor_axes   | its x and y axis, pelvis frame                       | -     |
-    | 65-106  | body_pos      | positions of the 14 bodies, pelvis frame of the clip | m     |
-    | 107-190 | body_axes     | x and y axis of each, pelvis frame of the clip       | -     |
-    | 191-193 | lin_vel       | velocity of the pelvis, its frame                    | m/s   |
-    | 194-196 | ang_vel       | angular velocity of the pelvis, its frame            | rad/s |
-    | 197-224 | joint_pos     | joint positions from the pose                        | rad   |
-    | 225-252 | joint_vel     | joint velocities                                     | rad/s |
-    | 253-280 | actions       | last action                                          | -     |
-
-    Reward terms, x the control step: see `TrackingTask`.
-
-    Start: a frame of a clip, with noise. Termination: pelvis, a hand or a foot too low or too high, or the pelvis
-    tilted; see `TrackingTask`.
     """
 
     robot = Robot(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
-from gpusim_rl.sim import Sim
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.sim import Scene, Sim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,19 @@ class Planar(Task[Cfg]):
 
     ROBOT: ClassVar[str]
     """Name of the robot in the scene."""
+    FILE: ClassVar[str]
+    """MJCF in tasks/assets."""
+    INTEGRATOR: ClassVar[Literal["euler", "rk4"]] = "rk4"
+    GROUND: ClassVar[dict[str, Any]]
+    """Arguments of the ground."""
     units: ClassVar = {"height": "m", "angle": "rad", "joint_pos": "rad", "lin_vel": "m/s", "ang_vel": "rad/s"}
+
+    @classmethod
+    def scene(cls, cfg: Cfg) -> Scene:
+        scene = Scene(cfg.physics_hz, integrator=cls.INTEGRATOR)
+        scene.add_ground(**cls.GROUND)
+        scene.add(cls.ROBOT, assets_dir() / cls.FILE)
+        return scene
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         super().__init__(cfg, sim)

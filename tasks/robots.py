@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from gpusim_rl.connect.task_text import table
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
@@ -220,3 +222,19 @@ class Robot:
             every=EVERY,
             groups=(GROUND_GROUP,),
         )
+
+
+Rows = list[tuple[str, int, str]]
+"""Parts of an observation: name, size, meaning."""
+
+
+def specify(cls: Any, text: str, rows: Callable[[int], tuple[Rows, Rows]]) -> None:
+    """Complete a docstring that says `Action space: <n> numbers` but nothing of observations.
+
+    `text` has the fields `policy` and `critic`: the tables of the `rows` for that number of joints.
+    """
+    joints = re.search(r"Action space: (\d+)", cls.__doc__ or "")
+    if joints is not None and "Observation space:" not in cls.__doc__:
+        groups = ([(*row, cls.units.get(row[0], "as above")) for row in group] for group in rows(int(joints[1])))
+        policy, critic = map(table, groups)
+        cls.__doc__ = f"{cls.__doc__.rstrip()}\n\n{text.format(policy=policy, critic=critic)}"

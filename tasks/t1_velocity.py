@@ -20,35 +20,6 @@ class T1Velocity(VelocityTask):
     Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / 0.25 rad: head yaw and
     pitch, left arm, right arm (shoulder pitch and roll, elbow pitch and yaw, wrist pitch and yaw, hand roll),
     waist, left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and roll).
-
-    Observation space: (uniform noise is added to all of the policy's but commands and last action)
-
-    | num   | name      | observation                                              | unit            |
-    |-------|-----------|----------------------------------------------------------|-----------------|
-    | 0-2   | lin_vel   | velocity of the IMU, its frame                           | m/s             |
-    | 3-5   | ang_vel   | angular velocity of the IMU, its frame                   | rad/s           |
-    | 6-8   | gravity   | direction of gravity, trunk frame                        | -               |
-    | 9-37  | joint_pos | joint positions from the pose, plus bias of the encoders | rad             |
-    | 38-66 | joint_vel | joint velocities                                         | rad/s           |
-    | 67-95 | actions   | last action                                              | -               |
-    | 96-98 | command   | commanded x, y velocity and yaw rate                     | m/s, m/s, rad/s |
-
-    The critic sees:
-
-    | num     | name          | observation                                          | unit       |
-    |---------|---------------|------------------------------------------------------|------------|
-    | 0-98    | policy        | the above, without noise and bias                    | as above   |
-    | 99-100  | foot_height   | each foot above the ground                           | m          |
-    | 101-102 | air_time      | time since each foot left the ground                 | s          |
-    | 103-104 | contact       | 1 for feet that touch, else 0                        | -          |
-    | 105-110 | contact_force | sign(f) log(1 + abs(f)) of the forces on feet, world | log(1 + N) |
-
-    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
-
-    Reward terms, x the control step: see `VelocityTask`.
-
-    Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
-    of more than 70 degrees.
     """
 
     robot = Robot(

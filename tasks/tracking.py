@@ -26,9 +26,24 @@ from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.settings.schema import Bounds, NotNegative, Positive
 from gpusim_rl.sim import Scene, Sim
 
-from .robots import HIT, SOFT_LIMIT, Robot
+from .robots import HIT, SOFT_LIMIT, Robot, Rows, specify
 
 SPIN = 0.1  # share of a squared rotation [rad2] or its rate [rad2/s2] in a squared distance or speed, in `deepmimic`
+SPECIFICATION = """\
+    Observation space: (uniform noise is added to the policy's own motion and to where the anchor is to be)
+
+{policy}
+
+    The critic sees the same without noise and bias, and `bodies`:
+
+{critic}
+
+    Reward terms, x the control step: see `TrackingTask`.
+
+    Start: a frame of a clip, with noise. Termination: the anchor or one of `ends` too low or too high, or the anchor
+    tilted; see `TrackingTask`.
+    """
+"""End of the docstrings of subclasses that have no `Observation space:`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +212,31 @@ class TrackingTask(Task[TrackingConfig]):
         "actions": "last action",
     }
     errors_of_envs: ClassVar = ("encoder_bias",)
+
+    def __init_subclass__(cls) -> None:
+        specify(cls, SPECIFICATION, cls._rows)
+
+    @classmethod
+    def _rows(cls, joints: int) -> tuple[Rows, Rows]:
+        num, anchor = len(cls.bodies), cls.anchor.removesuffix("_link")
+        clip = [
+            ("ref_joint_pos", joints, "joint positions of the clip"),
+            ("ref_joint_vel", joints, "joint velocities of the clip"),
+            ("anchor_pos", 3, f"{anchor} of the clip, {anchor} frame"),
+            ("anchor_axes", 6, f"its x and y axis, {anchor} frame"),
+        ]
+        bodies = [
+            ("body_pos", 3 * num, f"positions of the {num} bodies, {anchor} frame of the clip"),
+            ("body_axes", 6 * num, f"x and y axis of each, {anchor} frame of the clip"),
+        ]
+        own = [
+            ("lin_vel", 3, "velocity of the IMU, its frame"),
+            ("ang_vel", 3, "angular velocity of the IMU, its frame"),
+            ("joint_pos", joints, "joint positions from the pose, for the policy plus bias of the encoders"),
+            ("joint_vel", joints, "joint velocities"),
+            ("actions", joints, "last action"),
+        ]
+        return [*clip, *own], [*clip, *bodies, *own]
 
     @classmethod
     def scene(cls, cfg: TrackingConfig) -> Scene:

@@ -20,7 +20,7 @@ from gpusim_rl.settings.schema import Limits, NotNegative, Positive
 from gpusim_rl.sim import Scene, Sensor, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
-from .robots import HIT, SOFT_LIMIT, Robot
+from .robots import HIT, SOFT_LIMIT, Robot, Rows, specify
 from .robots import Eye as Eye
 from .robots import Motor as Motor
 
@@ -29,6 +29,23 @@ PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # points of the scan that t
 SCAN_RANGE = 5.0  # m
 MOVING, RUNNING = 0.05, 1.5  # commanded speed [m/s] plus yaw rate [rad/s]
 AIR_TIMES = 0.05, 0.5  # of a foot, that are rewarded [s]
+SPECIFICATION = """\
+    Observation space: (uniform noise is added to all of the policy's but commands and last action)
+
+{policy}
+
+    The critic sees:
+
+{critic}
+
+    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
+
+    Reward terms, x the control step: see `VelocityTask`.
+
+    Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
+    of more than 70 degrees; on rough ground, for robots with `thighs`, a thigh that touches something instead.
+    """
+"""End of the docstrings of subclasses that have no `Observation space:`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +203,7 @@ class VelocityTask(Task[VelocityConfig]):
 
     def __init_subclass__(cls) -> None:
         soles = cls.robot.soles
+        specify(cls, SPECIFICATION, cls._rows)
         if "mirrors" in vars(cls):
             return
         cls.mirrors = {
@@ -203,6 +221,27 @@ class VelocityTask(Task[VelocityConfig]):
             "contact_force": PerBody(soles, "vector"),
             "depth": "image",
         }
+
+    @classmethod
+    def _rows(cls, joints: int) -> tuple[Rows, Rows]:
+        feet = len(cls.robot.soles)
+        policy = [
+            ("lin_vel", 3, "velocity of the IMU, its frame"),
+            ("ang_vel", 3, "angular velocity of the IMU, its frame"),
+            ("gravity", 3, "direction of gravity, root frame"),
+            ("joint_pos", joints, "joint positions from the pose, plus bias of the encoders"),
+            ("joint_vel", joints, "joint velocities"),
+            ("actions", joints, "last action"),
+            ("command", 3, "commanded x, y velocity and yaw rate"),
+        ]
+        critic = [
+            ("policy", sum(size for _, size, _ in policy), "the above, without noise and bias"),
+            ("foot_height", feet, "each foot above the ground"),
+            ("air_time", feet, "time since each foot left the ground"),
+            ("contact", feet, "1 for feet that touch, else 0"),
+            ("contact_force", 3 * feet, "sign(f) log(1 + abs(f)) of the forces on feet, world"),
+        ]
+        return policy, critic
 
     @classmethod
     def scene(cls, cfg: VelocityConfig) -> Scene:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Bool
 from torch import Tensor
-
-from gpusim_rl.files.paths import assets_dir
-from gpusim_rl.sim import Scene
 
 from .planar import Planar, PlanarConfig
 
@@ -47,13 +45,8 @@ class Walker2d(Planar[Walker2dConfig]):
 
     Config = Walker2dConfig
     ROBOT = "walker"
-
-    @classmethod
-    def scene(cls, cfg: Walker2dConfig) -> Scene:
-        scene = Scene(cfg.physics_hz, integrator="rk4")
-        scene.add_ground(friction=(0.7, 0.1, 0.1))
-        scene.add(cls.ROBOT, assets_dir() / "walker2d.xml")
-        return scene
+    FILE = "walker2d.xml"
+    GROUND: ClassVar = {"friction": (0.7, 0.1, 0.1)}
 
     def _healthy(self) -> Bool[Tensor, " envs"]:
         cfg = self.cfg
