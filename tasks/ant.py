@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts
 from gpusim_rl.sim import Sim
 
 from .locomotion import Locomotion, LocomotionConfig
@@ -58,16 +57,6 @@ class Ant(Locomotion[AntConfig]):
         super().__init__(cfg, sim)
         self.near_high = self.joint_middle + 0.99 * self.joint_range  # rad
         self.scales = {"joint_vel": cfg.joint_vel_scale, "foot_wrench": cfg.contact_scale}
-
-    def observe(self) -> dict[str, Parts]:
-        parts = {
-            **self._torso(),
-            "joint_pos": self._scaled_joint_pos(),
-            "joint_vel": self.robot.joint_vel,
-            "foot_wrench": self.feet.in_body_frame().flatten(1),
-            "actions": self.actions,
-        }
-        return {"policy": parts}
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
         return (self.robot.joint_pos > self.near_high).sum(dim=1, dtype=torch.float32)

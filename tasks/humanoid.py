@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts
-from gpusim_rl.sim import Scene, Sim
+from gpusim_rl.sim import Sim
 
 from .locomotion import Locomotion, LocomotionConfig
 
@@ -56,14 +55,9 @@ class Humanoid(Locomotion[HumanoidConfig]):
     Config = HumanoidConfig
     ROBOT = "humanoid"
     FEET = ("right_foot", "left_foot")
+    EFFORTS = True
     # Twice as slow as Euler with pyramidal cones, with which it needs more steps to learn than that gains.
     PHYSICS: ClassVar = {"integrator": "implicit", "cone": "elliptic"}
-
-    @classmethod
-    def scene(cls, cfg: HumanoidConfig) -> Scene:
-        scene = super().scene(cfg)
-        scene.add_effort_sensors(cls.ROBOT)
-        return scene
 
     def __init__(self, cfg: HumanoidConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
@@ -79,17 +73,6 @@ class Humanoid(Locomotion[HumanoidConfig]):
             "joint_effort": cfg.force_scale,
             "foot_wrench": cfg.force_scale,
         }
-
-    def observe(self) -> dict[str, Parts]:
-        parts = {
-            **self._torso(),
-            "joint_pos": self._scaled_joint_pos(),
-            "joint_vel": self.robot.joint_vel,
-            "joint_effort": self.robot.joint_effort,
-            "foot_wrench": self.feet.in_body_frame().flatten(1),
-            "actions": self.actions,
-        }
-        return {"policy": parts}
 
     def _energy(self) -> Float[Tensor, " envs"]:
         return (self.actions * self.robot.joint_vel * self.effort_ratio).abs().sum(dim=1)

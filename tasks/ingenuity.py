@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,11 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.settings.schema import Count
 from gpusim_rl.sim import Scene, Sim
+
+from .quadcopter import Flight, FlightConfig
 
 ROTORS = ["lower_rotor", "upper_rotor"]
 MARS_GRAVITY = 3.721  # m/s^2
@@ -23,18 +23,16 @@ ROTOR_SPEED = 50.0  # rad/s; at the real one's 250, a video shows a blur
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IngenuityConfig(TaskConfig):
+class IngenuityConfig(FlightConfig):
     """Values in cfg/task/Ingenuity.yaml."""
 
     max_thrust: float
     max_lateral: float
     target_steps: Count
     target_range: float
-    lost_distance: float
-    lost_height: float
 
 
-class Ingenuity(Task[IngenuityConfig]):
+class Ingenuity(Flight[IngenuityConfig]):
     """Ingenuity: fly to a point and hover, upright and without spinning; the point moves every few seconds.
 
     Observations, actions, reward and start are those of IsaacGymEnvs' Ingenuity, with the quaternion wxyz (there xyzw),
@@ -61,6 +59,7 @@ class Ingenuity(Task[IngenuityConfig]):
     """
 
     Config = IngenuityConfig
+    UPRIGHT = 5.0
     units: ClassVar = {"to_target": "3 m", "quat": "-", "lin_vel": "2 m/s", "ang_vel": "pi rad/s"}
 
     @classmethod
@@ -106,31 +105,5 @@ class Ingenuity(Task[IngenuityConfig]):
         quat = self.robot.root_quat[:, None].expand(-1, len(ROTORS), -1)
         self.rotors.apply_wrench(quat_rotate(quat, force))
 
-    def observe(self) -> dict[str, Parts]:
-        robot = self.robot
-        parts = {
-            "to_target": (self.target.root_pos - robot.root_pos) / 3.0,
-            "quat": robot.root_quat,
-            "lin_vel": robot.root_lin_vel / 2.0,
-            "ang_vel": robot.root_ang_vel / math.pi,
-        }
-        return {"policy": parts}
-
-    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        near = 1.0 / (1.0 + self._distance().square())
-        tilt = 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)  # 1 - z axis on the vertical
-        return {
-            "position": near,
-            "upright": 5.0 * near / (1.0 + tilt.square()),
-            "spin": near / (1.0 + self.robot.root_ang_vel[:, 2].square()),
-        }
-
-    def terminated(self) -> Bool[Tensor, " envs"]:
-        too_low = self.robot.root_pos[:, 2] < self.cfg.lost_height
-        return (self._distance() > self.cfg.lost_distance) | too_low
-
-    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        return {"distance": self._distance()}
-
-    def _distance(self) -> Float[Tensor, " envs"]:
-        return torch.linalg.vector_norm(self.target.root_pos - self.robot.root_pos, dim=1)
+    def _way(self) -> Float[Tensor, "envs 3"]:
+        return self.target.root_pos - self.robot.root_pos

@@ -40,13 +40,15 @@ Cfg = TypeVar("Cfg", bound=LocomotionConfig)
 class Locomotion(Task[Cfg]):
     """Robot with a motor at each joint that runs along +x from its reference pose until it falls.
 
-    Subclasses add the rest of the observation, and the costs of energy and of joints at their limits.
+    Subclasses set the costs of energy and of joints at their limits.
     """
 
     ROBOT: ClassVar[str]
     """Name of the robot in the scene, and of its MJCF in tasks/assets."""
     FEET: ClassVar[Sequence[str]]
     """Bodies with a contact sensor."""
+    EFFORTS: ClassVar[bool] = False
+    """Whether torques of the motors are observed."""
     units: ClassVar = {
         "height": "m",
         "lin_vel": "m/s",
@@ -72,6 +74,8 @@ class Locomotion(Task[Cfg]):
         scene.add_ground()
         scene.add(cls.ROBOT, assets_dir() / f"{cls.ROBOT}.xml")
         scene.add_contact_sensor(cls.ROBOT, cls.FEET)
+        if cls.EFFORTS:
+            scene.add_effort_sensors(cls.ROBOT)
         return scene
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
@@ -115,6 +119,18 @@ class Locomotion(Task[Cfg]):
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action)
+
+    def observe(self) -> dict[str, Parts]:
+        robot = self.robot
+        parts = {
+            **self._torso(),
+            "joint_pos": (robot.joint_pos - self.joint_middle) / self.joint_range,
+            "joint_vel": robot.joint_vel,
+            **({"joint_effort": robot.joint_effort} if self.EFFORTS else {}),
+            "foot_wrench": self.feet.in_body_frame().flatten(1),
+            "actions": self.actions,
+        }
+        return {"policy": parts}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         to_target, distance = self._to_target()
@@ -171,10 +187,6 @@ class Locomotion(Task[Cfg]):
         """Return the horizontal vector to the target and its length [m]."""
         way = self.target - self.robot.root_pos[:, :2]
         return way, torch.linalg.vector_norm(way, dim=1)
-
-    def _scaled_joint_pos(self) -> Float[Tensor, "envs joints"]:
-        """Return joint positions, limits mapped to [-1, 1]."""
-        return (self.robot.joint_pos - self.joint_middle) / self.joint_range
 
 
 def _dot(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:

@@ -1,10 +1,11 @@
-"""Quadcopter: a disc with four tilting rotors hovers at one point."""
+"""Quadcopter: a disc with four tilting rotors hovers at one point; base of the tasks that fly."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,24 +14,74 @@ from torch import Tensor
 from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.files.paths import assets_dir
-from gpusim_rl.sim import Scene, Sim
+from gpusim_rl.sim import Articulation, Scene, Sim
 
 ROTORS = ["rotor_1", "rotor_2", "rotor_3", "rotor_4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuadcopterConfig(TaskConfig):
+class FlightConfig(TaskConfig):
+    """Values in the yaml of each task."""
+
+    lost_distance: float
+    lost_height: float
+
+
+Cfg = TypeVar("Cfg", bound=FlightConfig)
+
+
+class Flight(Task[Cfg]):
+    """Robot that flies to a target and hovers there, upright and without spinning."""
+
+    UPRIGHT: ClassVar[float]
+    """Weight of the term `upright`."""
+    robot: Articulation
+
+    @abstractmethod
+    def _way(self) -> Float[Tensor, "envs 3"]:
+        """Return the way to the target [m]."""
+
+    def observe(self) -> dict[str, Parts]:
+        robot = self.robot
+        parts = {
+            "to_target": self._way() / 3.0,
+            "quat": robot.root_quat,
+            "lin_vel": robot.root_lin_vel / 2.0,
+            "ang_vel": robot.root_ang_vel / math.pi,
+        }
+        return {"policy": parts}
+
+    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
+        near = 1.0 / (1.0 + self._distance().square())
+        tilt = 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)  # 1 - z axis on the vertical
+        return {
+            "position": near,
+            "upright": self.UPRIGHT * near / (1.0 + tilt.square()),
+            "spin": near / (1.0 + self.robot.root_ang_vel[:, 2].square()),
+        }
+
+    def terminated(self) -> Bool[Tensor, " envs"]:
+        too_low = self.robot.root_pos[:, 2] < self.cfg.lost_height
+        return (self._distance() > self.cfg.lost_distance) | too_low
+
+    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
+        return {"distance": self._distance()}
+
+    def _distance(self) -> Float[Tensor, " envs"]:
+        return torch.linalg.vector_norm(self._way(), dim=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuadcopterConfig(FlightConfig):
     """Values in cfg/task/Quadcopter.yaml."""
 
     tilt_speed: float
     thrust_speed: float
     max_thrust: float
     target_height: float
-    lost_distance: float
-    lost_height: float
 
 
-class Quadcopter(Task[QuadcopterConfig]):
+class Quadcopter(Flight[QuadcopterConfig]):
     """Quadcopter: fly to a point and hover, upright and without spinning.
 
     Observations, actions, reward and start are those of IsaacGymEnvs' Quadcopter, with the quaternion wxyz (there
@@ -57,6 +108,7 @@ class Quadcopter(Task[QuadcopterConfig]):
     """
 
     Config = QuadcopterConfig
+    UPRIGHT = 1.0
     units: ClassVar = {"to_target": "3 m", "quat": "-", "lin_vel": "2 m/s", "ang_vel": "pi rad/s", "rotor_pos": "rad"}
 
     @classmethod
@@ -97,31 +149,7 @@ class Quadcopter(Task[QuadcopterConfig]):
         self.rotors.apply_wrench(quat_rotate(self.rotors.quat, force))
 
     def observe(self) -> dict[str, Parts]:
-        robot = self.robot
-        parts = {
-            "to_target": (self.target - robot.root_pos) / 3.0,
-            "quat": robot.root_quat,
-            "lin_vel": robot.root_lin_vel / 2.0,
-            "ang_vel": robot.root_ang_vel / math.pi,
-            "rotor_pos": robot.joint_pos,
-        }
-        return {"policy": parts}
+        return {"policy": {**super().observe()["policy"], "rotor_pos": self.robot.joint_pos}}
 
-    def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        near = 1.0 / (1.0 + self._distance().square())
-        tilt = 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)  # 1 - z axis on the vertical
-        return {
-            "position": near,
-            "upright": near / (1.0 + tilt.square()),
-            "spin": near / (1.0 + self.robot.root_ang_vel[:, 2].square()),
-        }
-
-    def terminated(self) -> Bool[Tensor, " envs"]:
-        too_low = self.robot.root_pos[:, 2] < self.cfg.lost_height
-        return (self._distance() > self.cfg.lost_distance) | too_low
-
-    def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        return {"distance": self._distance()}
-
-    def _distance(self) -> Float[Tensor, " envs"]:
-        return torch.linalg.vector_norm(self.target - self.robot.root_pos, dim=1)
+    def _way(self) -> Float[Tensor, "envs 3"]:
+        return self.target - self.robot.root_pos
