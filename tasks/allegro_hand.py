@@ -29,7 +29,6 @@ class AllegroHand(InHand):
     index, middle and ring finger and thumb, from the palm outwards.
 
     Observation space: (`full_state`; see `OBSERVATIONS` for the others)
-
     | num   | name         | observation                                      | unit  |
     |-------|--------------|--------------------------------------------------|-------|
     | 0-15  | joint_pos    | joint positions, limits mapped to [-1, 1]        | -     |
@@ -45,10 +44,9 @@ class AllegroHand(InHand):
     | 72-87 | actions      | last action                                      | -     |
 
     Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
-    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
-
-    Start: the cube in any orientation, +-1 cm around a point above the palm; joints up to 20 % of the way from their
-    reference to their limits. Termination: the cube is 0.24 m away from the goal's position.
+    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default). Start: the cube in any
+    orientation, +-1 cm around a point above the palm; joints up to 20 % of the way from their reference to their
+    limits. Termination: the cube is 0.24 m away from the goal's position.
     """
 
     Config = AllegroHandConfig

@@ -29,7 +29,6 @@ class Ant(Locomotion[AntConfig]):
     Action space: 8 numbers in [-1, 1], torque / 15 N m: hip and ankle of the legs 1 to 4.
 
     Observation space:
-
     | num   | name        | observation                                                      | unit   |
     |-------|-------------|------------------------------------------------------------------|--------|
     | 0     | height      | height of the torso                                              | m      |
@@ -43,9 +42,8 @@ class Ant(Locomotion[AntConfig]):
     | 52-59 | actions     | last action                                                      | -      |
 
     Reward terms (see `Locomotion.rewards`): progress (speed towards the target [m/s]), alive, up, heading, action cost,
-    energy cost, joints at their limits, and a penalty for falling that replaces the other terms.
-
-    Start: joints +-0.2 rad and +-0.1 rad/s around the reference pose. Termination: the torso is lower than 0.31 m.
+    energy cost, joints at their limits, and a penalty for falling that replaces the other terms. Start: joints +-0.2
+    rad and +-0.1 rad/s around the reference pose. Termination: the torso is lower than 0.31 m.
     """
 
     Config = AntConfig

@@ -44,7 +44,6 @@ class Anymal(Task[AnymalConfig]):
     and knee flexion of the legs left front, left hind, right front, right hind.
 
     Observation space:
-
     | num   | name        | observation                                     | unit  |
     |-------|-------------|-------------------------------------------------|-------|
     | 0-2   | lin_vel     | velocity of the base x 2, base frame            | m/s   |
@@ -58,7 +57,6 @@ class Anymal(Task[AnymalConfig]):
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
     rate, and a penalty for squared torques. The penalty is limited to the sum of the others: the reward is never < 0.
-
     Start: the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1 rad/s; a random command for the episode.
     Termination: more than 1 N on the base or a knee.
     """

@@ -84,7 +84,6 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     and knee flexion of the legs left front, left hind, right front, right hind.
 
     Observation space: (uniform noise is added to all but commands and last action)
-
     | num     | name        | observation                                                    | unit  |
     |---------|-------------|----------------------------------------------------------------|-------|
     | 0-2     | lin_vel     | velocity of the base x 2, base frame                           | m/s   |
@@ -100,13 +99,11 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
     rate, and the time in the air beyond 0.5 s of feet that land, if a velocity is commanded; penalties for vertical
     velocity, roll and pitch rate, torques, changes of joint velocities and actions, and knees in contact. `floor`
-    raises a negative sum to 0.
-
-    Start: above the platform of a patch, +-0.5 m; the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1
-    rad/s; a random command for the episode. Every 15 s a push sets the horizontal velocity of all robots to +-1 m/s.
-    Each env has its own kind of patch. At the end of an episode it moves one level up if the robot walked further than
-    half a patch, one level down if it walked less than a quarter of the commanded distance. Termination: more than
-    1 N on the base.
+    raises a negative sum to 0. Start: above the platform of a patch, +-0.5 m; the stance, each joint angle x 0.5 to
+    1.5, joint velocities +-0.1 rad/s; a random command for the episode. Every 15 s a push sets the horizontal velocity
+    of all robots to +-1 m/s. Each env has its own kind of patch. At the end of an episode it moves one level up if the
+    robot walked further than half a patch, one level down if it walked less than a quarter of the commanded distance.
+    Termination: more than 1 N on the base.
 
     `success` in the log is the share of episodes in which the robot walked further than half a patch. Levels differ
     from run to run, so compare it with `fixed_level`: all robots are then on that level.

@@ -31,14 +31,13 @@ class BallBalanceConfig(TaskConfig):
 class BallBalance(Task[BallBalanceConfig]):
     """BallBalance: catch a falling ball with a tray, and keep it still over the middle.
 
-    Observations, actions, reward and start are those of IsaacGymEnvs' BallBalance. Differences: its force
-    sensors become the force of the ball on the tray (its code repeats the x component three times); its attractors
-    become ball joints between the feet and the ground; the knees are softer, with the same lag (see the MJCF).
+    Observations, actions, reward and start are those of IsaacGymEnvs' BallBalance. Differences: its force sensors
+    become the force of the ball on the tray (its code repeats the x component three times); its attractors become ball
+    joints between the feet and the ground; the knees are softer, with the same lag (see the MJCF).
 
     Action space: 3 numbers in [-1, 1], speed at which the target positions of the knees move / `action_speed`.
 
     Observation space:
-
     | num   | name       | observation                                                  | unit  |
     |-------|------------|--------------------------------------------------------------|-------|
     | 0-2   | knee_pos   | positions of the knees                                       | rad   |
@@ -49,10 +48,8 @@ class BallBalance(Task[BallBalanceConfig]):
     | 15-23 | hip_torque | torque of that force about the three hips x 0.05, tray frame | N m   |
 
     Reward per step: 1 / (1 + distance) x 1 / (1 + speed) of the ball, the distance [m] from the point `target_height`
-    over the middle.
-
-    Start: the tray is level. The ball is 1 to 2 m high over the tray and falls at 5 m/s. It moves inwards at a random
-    speed, up to 5 m/s at the edge and 0 in the middle. Termination: the ball is lower than 0.15 m.
+    over the middle. Start: the tray is level. The ball is 1 to 2 m high over the tray and falls at 5 m/s. It moves
+    inwards at a random speed, up to 5 m/s at the edge and 0 in the middle. Termination: the ball is lower than 0.15 m.
     """
 
     Config = BallBalanceConfig

@@ -34,7 +34,6 @@ class Cartpole(Task[CartpoleConfig]):
     the left with `max_force`, 1 to the right, as in Gymnasium's CartPole.
 
     Observation space:
-
     | num | name       | observation                     | unit  |
     |-----|------------|---------------------------------|-------|
     | 0   | cart_pos   | position of the cart            | m     |
@@ -42,10 +41,9 @@ class Cartpole(Task[CartpoleConfig]):
     | 2   | pole_angle | angle of the pole, 0 is upright | rad   |
     | 3   | pole_vel   | angular velocity of the pole    | rad/s |
 
-    Reward per step: 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; on failure `death_cost` instead.
-
-    Start: positions +-0.1 m and rad, velocities +-0.25 m/s and rad/s. Termination: the cart is further than
-    `reset_distance` from the middle, or the pole is below horizontal.
+    Reward per step: 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; on failure `death_cost` instead. Start:
+    positions +-0.1 m and rad, velocities +-0.25 m/s and rad/s. Termination: the cart is further than `reset_distance`
+    from the middle, or the pole is below horizontal.
     """
 
     Config = CartpoleConfig

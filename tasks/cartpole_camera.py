@@ -32,7 +32,6 @@ class CartpoleCamera(Cartpole):
 
     Observation space: the policy gets the images `camera`, red, green and blue, or one channel of depth. It finds the
     velocities in successive frames (`ppo.network.encoder.frames`). The critic, and a teacher, get Cartpole's numbers:
-
     | num | name       | observation                     | unit  |
     |-----|------------|---------------------------------|-------|
     | 0   | cart_pos   | position of the cart            | m     |
@@ -40,9 +39,7 @@ class CartpoleCamera(Cartpole):
     | 2   | pole_angle | angle of the pole, 0 is upright | rad   |
     | 3   | pole_vel   | angular velocity of the pole    | rad/s |
 
-    Reward per step: that of Cartpole.
-
-    Start: that of Cartpole. Termination: that of Cartpole.
+    Reward per step: that of Cartpole. Start: that of Cartpole. Termination: that of Cartpole.
     """
 
     Config = CartpoleCameraConfig

@@ -35,7 +35,6 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     Action space: 1 number in [-1, 1], the force on the cart / `max_force`.
 
     Observation space:
-
     | num | name      | observation                          | unit  |
     |-----|-----------|--------------------------------------|-------|
     | 0   | cart_pos  | position of the cart                 | m     |
@@ -48,7 +47,6 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     the rail. It finds the velocities in successive frames (`network.encoder.frames`).
 
     Reward per step, from 0 to 1, a product of four factors:
-
     | factor   | value                            | with                                  |
     |----------|----------------------------------|---------------------------------------|
     | upright  | (1 + cosine of the angle) / 2    |                                       |

@@ -53,7 +53,6 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
     Action space: 9 numbers in [-1, 1], how fast the joints' targets move / 7.5 rad/s (fingers 0.75 m/s).
 
     Observation space:
-
     | num   | name       | observation                                             | unit       |
     |-------|------------|---------------------------------------------------------|------------|
     | 0-8   | joint_pos  | joint positions, limits mapped to [-1, 1]: arm, fingers | -          |
@@ -64,10 +63,8 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
 
     Reward terms: distance to the handle, hand level and facing the cabinet, one finger above and one below the handle,
     their distances from it, opening, bonuses at 0.01, 0.2 and 0.39 m, action cost; a penalty for fingers that reach
-    behind the handle replaces the other terms.
-
-    Start: joints +-`start_noise` rad around a pose next to the cabinet. Termination: the drawer is open by more than
-    `open_distance` (none with `end_when_open=false`).
+    behind the handle replaces the other terms. Start: joints +-`start_noise` rad around a pose next to the cabinet.
+    Termination: the drawer is open by more than `open_distance` (none with `end_when_open=false`).
     """
 
     Config = FrankaCabinetConfig

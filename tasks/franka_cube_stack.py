@@ -67,7 +67,6 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     gripper, open at 0 and above. With `control_type=joint_tor` 8: torques / (87 or 12 N m), and the gripper.
 
     Observation space:
-
     | num   | name      | observation                                             | unit |
     |-------|-----------|---------------------------------------------------------|------|
     | 0-3   | cube_quat | orientation of cube A, wxyz                             | -    |
@@ -79,7 +78,6 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
 
     Reward: 16 while cube A rests on cube B, released. Else the sum of: 0.1 x nearness of hand and fingers to cube A (or
     of cube A to its goal, if that is more), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its goal.
-
     Start: cubes anywhere within 0.25 m of the table's middle, apart from each other, turned by up to 45 degrees; arm
     joints +-0.25 rad. Termination: none, or when stacked.
     """

@@ -55,7 +55,6 @@ class FrankaReach(Task[FrankaReachConfig]):
     open.
 
     Observation space:
-
     | num   | name      | observation                              | unit  |
     |-------|-----------|------------------------------------------|-------|
     | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
@@ -64,10 +63,9 @@ class FrankaReach(Task[FrankaReachConfig]):
     | 17-23 | actions   | last action                              | -     |
 
     Reward terms, x the control step: minus the distance, 1 - tanh(distance / `near_distance`), and penalties on the
-    squared change of the action and on squared joint velocities.
-
-    Start: joints +-`start_noise` rad around the pose, at rest. Targets: anywhere in the box of `target_x`, `target_y`
-    and `target_z`, for `target_interval` seconds each. Termination: none.
+    squared change of the action and on squared joint velocities. Start: joints +-`start_noise` rad around the pose, at
+    rest. Targets: anywhere in the box of `target_x`, `target_y` and `target_z`, for `target_interval` seconds each.
+    Termination: none.
     """
 
     Config = FrankaReachConfig

@@ -32,7 +32,6 @@ class FrankaReachCamera(FrankaReach):
     Action space: 7 numbers in [-1, 1], those of FrankaReach.
 
     Observation space: the policy gets the images `camera`, red, green and blue, and what the arm knows of itself:
-
     | num   | name      | observation                              | unit  |
     |-------|-----------|------------------------------------------|-------|
     | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
@@ -40,7 +39,6 @@ class FrankaReachCamera(FrankaReach):
     | 14-20 | actions   | last action                              | -     |
 
     The critic gets the target too:
-
     | num   | name      | observation                              | unit  |
     |-------|-----------|------------------------------------------|-------|
     | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
@@ -49,14 +47,11 @@ class FrankaReachCamera(FrankaReach):
     | 17-23 | actions   | last action                              | -     |
 
     The group `teacher`, which a trained policy of FrankaReach observes:
-
     | num  | name   | observation | unit     |
     |------|--------|-------------|----------|
     | 0-23 | critic | the above   | as above |
 
-    Reward terms: those of FrankaReach.
-
-    Start: that of FrankaReach. Termination: none.
+    Reward terms: those of FrankaReach. Start: that of FrankaReach. Termination: none.
     """
 
     Config = FrankaReachCameraConfig

@@ -12,9 +12,9 @@ class G1Tracking(TrackingTask):
     Bodies, ends and settings are those of mjlab 1.6's tracking task of G1. Its hands have no fingers.
 
     Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose or the clip / a quarter of the
-    largest torque over the stiffness, 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle
-    pitch and roll), waist yaw, roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll,
-    pitch and yaw).
+    largest torque over the stiffness, 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch
+    and roll), waist yaw, roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll, pitch
+    and yaw).
     """
 
     robot = G1Velocity.robot

@@ -22,13 +22,12 @@ WRIST = Motor.tuned(armature=planetary((6.8e-6, 0.0, 0.0), (5.0, 5.0)), effort=5
 class G1Velocity(VelocityTask):
     """G1Velocity: walk on two legs with the commanded velocities (quick: forward only), sideways too, and turning.
 
-    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of G1, with the
-    differences of `VelocityTask`. Its hands have no fingers.
+    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of G1, with the differences of
+    `VelocityTask`. Its hands have no fingers.
 
-    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the largest
-    torque over the stiffness, 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and
-    roll), waist yaw, roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll, pitch
-    and yaw).
+    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the largest torque
+    over the stiffness, 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and roll),
+    waist yaw, roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll, pitch and yaw).
     """
 
     robot = Robot(

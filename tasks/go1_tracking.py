@@ -9,8 +9,8 @@ from .tracking import TrackingTask
 class Go1Tracking(TrackingTask):
     """Go1Tracking: follow clips; the default one is a trot.
 
-    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose or the clip / 0.373 rad (hip
-    and thigh) or 0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.
+    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose or the clip / 0.373 rad (hip and
+    thigh) or 0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.
     """
 
     robot = Go1Velocity.robot

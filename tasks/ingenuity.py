@@ -43,7 +43,6 @@ class Ingenuity(Flight[IngenuityConfig]):
     thrust across / thrust along the axis, clamped to +-`max_lateral`; the thrust along the axis / `max_thrust`.
 
     Observation space:
-
     | num   | name      | observation                           | unit     |
     |-------|-----------|---------------------------------------|----------|
     | 0-2   | to_target | way to the target / 3                 | 3 m      |
@@ -52,10 +51,9 @@ class Ingenuity(Flight[IngenuityConfig]):
     | 10-12 | ang_vel   | angular velocity of the fuselage / pi | pi rad/s |
 
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = 5 near / (1 + (1 - up)^2) with up the
-    projection of the fuselage's z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2).
-
-    Start: level and at rest, within +-1.5 m of the middle and 0.8 to 2.5 m high; targets are within +-`target_range`
-    and 1 to 2 m high. Termination: further from the target than `lost_distance`, or lower than `lost_height`.
+    projection of the fuselage's z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2). Start: level
+    and at rest, within +-1.5 m of the middle and 0.8 to 2.5 m high; targets are within +-`target_range` and 1 to 2 m
+    high. Termination: further from the target than `lost_distance`, or lower than `lost_height`.
     """
 
     Config = IngenuityConfig

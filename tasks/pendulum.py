@@ -34,16 +34,14 @@ class Pendulum(Task[PendulumConfig]):
     Action space: 1 number in [-1, 1], the torque / `max_torque`.
 
     Observation space:
-
     | num | name    | observation                    | unit  |
     |-----|---------|--------------------------------|-------|
     | 0   | cos     | cosine of the angle, 1 upright | -     |
     | 1   | sin     | sine of the angle              | -     |
     | 2   | ang_vel | angular velocity               | rad/s |
 
-    Reward per step: -(angle^2 + 0.1 velocity^2 + 0.001 torque^2), of the state that the action was taken in.
-
-    Start: any angle, velocity +-1 rad/s. No termination.
+    Reward per step: -(angle^2 + 0.1 velocity^2 + 0.001 torque^2), of the state that the action was taken in. Start: any
+    angle, velocity +-1 rad/s. No termination.
     """
 
     Config = PendulumConfig

@@ -91,7 +91,6 @@ class Quadcopter(Flight[QuadcopterConfig]):
     pitch and roll; 8-11 rate of the rotors' thrusts / `thrust_speed`.
 
     Observation space:
-
     | num   | name      | observation                          | unit     |
     |-------|-----------|--------------------------------------|----------|
     | 0-2   | to_target | way to the target / 3                | 3 m      |
@@ -101,10 +100,9 @@ class Quadcopter(Flight[QuadcopterConfig]):
     | 13-20 | rotor_pos | angles of the rotors                 | rad      |
 
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = near / (1 + (1 - up)^2) with up the
-    projection of the chassis' z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2).
-
-    Start: level and at rest, within +-1.5 m sideways and 0.2 m below to 1.5 m above the target, rotor angles +-0.2 rad,
-    no thrust. Termination: further from the target than `lost_distance`, or lower than `lost_height`.
+    projection of the chassis' z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2). Start: level
+    and at rest, within +-1.5 m sideways and 0.2 m below to 1.5 m above the target, rotor angles +-0.2 rad, no thrust.
+    Termination: further from the target than `lost_distance`, or lower than `lost_height`.
     """
 
     Config = QuadcopterConfig

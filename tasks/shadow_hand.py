@@ -36,7 +36,6 @@ class ShadowHand(InHand):
     MFJ1, RFJ1 and LFJ1 bend the two outer joints of their finger together.
 
     Observation space: (`full_state`; see `OBSERVATIONS` for the others)
-
     | num     | name         | observation                                                         | unit             |
     |---------|--------------|---------------------------------------------------------------------|------------------|
     | 0-23    | joint_pos    | joint positions, limits mapped to [-1, 1]                           | -                |
@@ -54,10 +53,9 @@ class ShadowHand(InHand):
     | 191-210 | actions      | last action                                                         | -                |
 
     Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
-    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
-
-    Start: the cube in any orientation, +-1 cm around a point above the palm; joints up to 20 % of the way from their
-    reference to their limits. Termination: the cube is 0.24 m away from the goal's position.
+    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default). Start: the cube in any
+    orientation, +-1 cm around a point above the palm; joints up to 20 % of the way from their reference to their
+    limits. Termination: the cube is 0.24 m away from the goal's position.
     """
 
     Config = ShadowHandConfig

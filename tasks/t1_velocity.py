@@ -17,9 +17,9 @@ class T1Velocity(VelocityTask):
     The recipe is mjlab's for G1, as in `G1Velocity`. Model, pose, torques and servos are holosoma's, with two
     differences: the soles' friction is G1's, and joints have no dry friction.
 
-    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / 0.25 rad: head yaw and
-    pitch, left arm, right arm (shoulder pitch and roll, elbow pitch and yaw, wrist pitch and yaw, hand roll),
-    waist, left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and roll).
+    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / 0.25 rad: head yaw and pitch,
+    left arm, right arm (shoulder pitch and roll, elbow pitch and yaw, wrist pitch and yaw, hand roll), waist, left leg,
+    right leg (hip pitch, roll and yaw, knee, ankle pitch and roll).
     """
 
     robot = Robot(

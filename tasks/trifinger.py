@@ -89,7 +89,6 @@ class Trifinger(Task[TrifingerConfig]):
     Action space: 9 numbers in [-1, 1], torque / 0.36 N m: upper, middle and lower joint of the fingers 0 to 2.
 
     Observation space: the group `policy`, with the bounds in brackets mapped to [-1, 1]:
-
     | num   | name      | observation                                       | unit |
     |-------|-----------|---------------------------------------------------|------|
     | 0-8   | joint_pos | joint positions (limits)                          | -    |
@@ -101,7 +100,6 @@ class Trifinger(Task[TrifingerConfig]):
     | 32-40 | actions   | last action                                       | -    |
 
     And the group `critic`:
-
     | num    | name         | observation                                              | unit             |
     |--------|--------------|----------------------------------------------------------|------------------|
     | 0-40   | state        | as `policy`, not mapped                                  | rad, rad/s, m, - |
@@ -113,11 +111,10 @@ class Trifinger(Task[TrifingerConfig]):
 
     Reward terms: pose (the logistic kernel 1 / (e^(a d) + 2 + e^(-a d)) of the distances d between the cube's corners
     and the goal's), finger reach (metres that the fingertips came closer to the cube, early in the training only), and
-    a penalty on squared fingertip velocities.
-
-    Start: fingers at rest in the reference pose, the cube anywhere on the table. Goals: by `difficulty`, see `GOALS`.
-    Termination: none, only the time limit. `success` in the log is the share of control steps in which the cube is at
-    its goal, within `position_tolerance` (and `rotation_tolerance`, at the difficulty with goal orientations).
+    a penalty on squared fingertip velocities. Start: fingers at rest in the reference pose, the cube anywhere on the
+    table. Goals: by `difficulty`, see `GOALS`. Termination: none, only the time limit. `success` in the log is the
+    share of control steps in which the cube is at its goal, within `position_tolerance` (and `rotation_tolerance`, at
+    the difficulty with goal orientations).
 
     With a curriculum three of four envs begin with the cube near its goal in position and yaw, and further away as the
     share of their control steps at the goal rises: `near_success` in the log; `spread` is the share of the way. Only

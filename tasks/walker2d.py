@@ -28,7 +28,6 @@ class Walker2d(Planar[Walker2dConfig]):
     Action space: 6 numbers in [-1, 1], torque / 100 N m: hip, knee, ankle of the right leg, then of the left.
 
     Observation space:
-
     | num   | name      | observation                                                  | unit  |
     |-------|-----------|--------------------------------------------------------------|-------|
     | 0     | height    | height of the torso                                          | m     |
@@ -37,10 +36,9 @@ class Walker2d(Planar[Walker2dConfig]):
     | 8-9   | lin_vel   | velocity of the torso along x and z, within +-10             | m/s   |
     | 10-16 | ang_vel   | angular velocity of the torso, joint velocities, within +-10 | rad/s |
 
-    Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost.
-
-    Start: all positions and velocities +-0.005 around standing. Termination: it is not healthy, that is, the height of
-    the torso is not between 0.8 and 2 m, or it leans by more than 1 rad.
+    Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost. Start: all
+    positions and velocities +-0.005 around standing. Termination: it is not healthy, that is, the height of the torso
+    is not between 0.8 and 2 m, or it leans by more than 1 rad.
     """
 
     Config = Walker2dConfig
