@@ -18,12 +18,9 @@ class AllegroHandConfig(InHandConfig):
 class AllegroHand(InHand):
     """AllegroHand: turn a cube to goal orientations, in the hand, one after the other, without dropping it.
 
-    Observations, actions, reward terms and start are those of IsaacGymEnvs' AllegroHand. Differences: the goal's
-    position never changes and is observed relative to the cube; orientations are uniform over all rotations; the cube
-    starts 2 cm higher, clear of the fingers, and 1 cm nearer to the wrist (y = -0.19 m, there -0.20 m); gravity acts on
-    the hand too, not only on the cube; the cube has 80 g (there 110 g); the joints' limits are those of the real hand,
-    narrower than in the original's model, and the joints have no friction. `successes` in the log are the goals that an
-    episode has reached at its end.
+    The recipe is IsaacGymEnvs' AllegroHand with the differences of `InHand`, and: the cube starts 2 cm higher, clear of
+    the fingers, and 1 cm nearer to the wrist (y = -0.19 m, there -0.20 m); it has 80 g (there 110 g); the limits of the
+    joints are those of the real hand, narrower than in the original's model.
 
     Action space: 16 numbers in [-1, 1], position targets from the lower to the upper limit of the joints: four each of
     index, middle and ring finger and thumb, from the palm outwards.
@@ -43,10 +40,8 @@ class AllegroHand(InHand):
     | 68-71 | to_goal      | rotation from the goal orientation to the cube's | -     |
     | 72-87 | actions      | last action                                      | -     |
 
-    Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
-    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default). Start: the cube in any
-    orientation, +-1 cm around a point above the palm; joints up to 20 % of the way from their reference to their
-    limits. Termination: the cube is 0.24 m away from the goal's position.
+    Reward terms: see `InHand`. Start: the cube in any orientation, +-1 cm around a point above the palm; joints up to
+    20 % of the way from their reference to their limits. Termination: the cube is 0.24 m away from the goal's position.
     """
 
     Config = AllegroHandConfig

@@ -65,9 +65,8 @@ class AnymalTerrainConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         if self.fixed_level is not None and not 0 <= self.fixed_level < self.terrain.levels:
-            raise ConfigError(
-                f"task.fixed_level must be null or from 0 to {self.terrain.levels - 1}, got {self.fixed_level}"
-            )
+            expected = f"null or from 0 to {self.terrain.levels - 1}"
+            raise ConfigError(key="task.fixed_level", expected=expected, got=self.fixed_level)
 
 
 class AnymalTerrain(Task[AnymalTerrainConfig]):

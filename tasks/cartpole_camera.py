@@ -49,15 +49,8 @@ class CartpoleCamera(Cartpole):
     def scene(cls, cfg: CartpoleConfig) -> Scene:
         assert isinstance(cfg, CartpoleCameraConfig)
         scene = super().scene(cfg)
-        size = cfg.height, cfg.width
-        scene.add_camera(
-            "camera",
-            pos=(0.0, -DISTANCE, 2.45),
-            target=(0.0, 0.0, 2.45),
-            fovy=13.7,
-            size=size,
-            outputs=(cfg.image,),
-        )
+        place = {"pos": (0.0, -DISTANCE, 2.45), "target": (0.0, 0.0, 2.45), "fovy": 13.7}
+        scene.add_camera("camera", **place, size=(cfg.height, cfg.width), outputs=(cfg.image,))
         return scene
 
     def __init__(self, cfg: CartpoleCameraConfig, sim: Sim) -> None:

@@ -43,17 +43,11 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     | 3   | pole_sin  | sine of the pole's angle             | -     |
     | 4   | pole_vel  | angular velocity of the pole         | rad/s |
 
-    With `vision=rgb` these are the critic's, and a teacher's. The policy gets the images `camera` of a camera beside
-    the rail. It finds the velocities in successive frames (`network.encoder.frames`).
+    With `vision=rgb` these are for the critic and a teacher. The policy gets the images `camera` from next to the rail,
+    and finds the velocities in successive frames (`network.encoder.frames`).
 
-    Reward per step, from 0 to 1, a product of four factors:
-    | factor   | value                            | with                                  |
-    |----------|----------------------------------|---------------------------------------|
-    | upright  | (1 + cosine of the angle) / 2    |                                       |
-    | middle   | (1 + 0.1^(x^2)) / 2              | x: position of the cart / 2 m         |
-    | force    | (4 + 1 - a^2) / 5                | a: action                             |
-    | velocity | (1 + 0.1^(v^2)) / 2              | v: angular velocity / 5 rad/s         |
-
+    Reward per step, from 0 to 1: (1 + cosine of the angle) / 2 x (1 + 0.1^(x^2)) / 2 x (1 + 0.1^(v^2)) / 2 x
+    (4 + 1 - a^2) / 5, with x the position of the cart / 2 m, v the angular velocity / 5 rad/s and a the action.
     Start: in the middle, the pole hanging, each number off by a normal deviate of 0.01. No termination.
     """
 

@@ -14,11 +14,11 @@ from gpusim_rl.env.math import masked_terms, unscale
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
+from .franka_reach import MAX_LEAD as ARM_LEAD
+
 START = [1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035]  # joint positions [rad, m]
 TARGET_SPEEDS = [1.0] * 7 + [0.1] * 2  # of the arm [rad/s] and the fingers [m/s], times action_scale
-# Largest distance of a target from its joint [rad, m]. At constant speed an arm's joint is kv / kp = 0.2 s behind its
-# target, and the speed limit is 2.175 rad/s (2.61 for the last three). The limit of the fingers is their whole range.
-MAX_LEAD = [0.2 * 2.175] * 4 + [0.2 * 2.61] * 3 + [0.04] * 2
+MAX_LEAD = [*ARM_LEAD, 0.04, 0.04]  # largest distance of a target from its joint [rad, m]; fingers: their whole range
 FINGER_REACH = 0.04  # m; a finger is rewarded when it is nearer than this to the handle's height
 
 
@@ -108,8 +108,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         joint_pos = self.robot.joint_pos
-        targets = self.targets + self.step_size * action
-        targets = targets.clamp(joint_pos - self.max_lead, joint_pos + self.max_lead)
+        targets = (self.targets + self.step_size * action).clamp(joint_pos - self.max_lead, joint_pos + self.max_lead)
         self.targets.copy_(targets.clamp(self.joint_low, self.joint_high))
         self.robot.actuate(self.targets)
 

@@ -11,12 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Parts, Task, TaskConfig
-from gpusim_rl.env.math import (
-    masked_terms,
-    operational_space_torque,
-    quat_from_axis_angle,
-    solve_positive_definite,
-)
+from gpusim_rl.env.math import masked_terms, operational_space_torque, quat_from_axis_angle, solve_positive_definite
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Articulation, Scene, Sim
@@ -47,10 +42,8 @@ class FrankaCubeStackConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         if self.start_position_noise < CLEAR:
-            raise ConfigError(
-                f"task.start_position_noise must be at least {CLEAR:.2f} m, so that the cubes lie apart,"
-                f" got {self.start_position_noise:g}"
-            )
+            expected = f"at least {CLEAR:.2f} m, so that the cubes lie apart"
+            raise ConfigError(key="task.start_position_noise", expected=expected, got=self.start_position_noise)
 
 
 class FrankaCubeStack(Task[FrankaCubeStackConfig]):
@@ -83,14 +76,9 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     """
 
     Config = FrankaCubeStackConfig
-    units: ClassVar = {
-        "cube_quat": "-",
-        "cube_pos": "m",
-        "to_cube_b": "m",
-        "hand_pos": "m",
-        "hand_quat": "-",
-        "joint_pos": "m",
-    }
+    units: ClassVar = dict.fromkeys(("cube_quat", "hand_quat"), "-") | dict.fromkeys(
+        ("cube_pos", "to_cube_b", "hand_pos", "joint_pos"), "m"
+    )
 
     @classmethod
     def scene(cls, cfg: FrankaCubeStackConfig) -> Scene:

@@ -61,8 +61,7 @@ class FrankaReachCamera(FrankaReach):
     def scene(cls, cfg: FrankaReachConfig) -> Scene:
         assert isinstance(cfg, FrankaReachCameraConfig)
         scene = super().scene(cfg)
-        size = cfg.height, cfg.width
-        scene.add_camera("camera", pos=CAMERA, target=LOOKS_AT, fovy=FOVY, size=size)
+        scene.add_camera("camera", pos=CAMERA, target=LOOKS_AT, fovy=FOVY, size=(cfg.height, cfg.width))
         return scene
 
     def __init__(self, cfg: FrankaReachCameraConfig, sim: Sim) -> None:

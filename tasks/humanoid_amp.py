@@ -22,8 +22,8 @@ from gpusim_rl.sim import Scene, Sim
 ENDS = ("right_hand", "left_hand", "right_foot", "left_foot")
 SOLE_ENDS = ((-0.05, 0.0, -0.025), (0.145, 0.0, -0.025))  # m, middles of its round ends in the foot's frame
 ROUND = 0.025  # m, their radius
+# Sizes of the observed parts, in order.
 PARTS = {"height": 1, "root_axes": 5, "lin_vel": 3, "ang_vel": 3, "joint_pos": 28, "joint_vel": 28, "ends": 12}
-"""Sizes of the observed parts, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class HumanoidAMPConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         if not self.clips:
-            raise ConfigError("task.clips is empty: expected motion clips. Try task.clips=[humanoid_walk]")
+            raise ConfigError(key="task.clips", expected="motion clips", got=[], hint="Try task.clips=[humanoid_walk]")
 
 
 class HumanoidAMP(Task[HumanoidAMPConfig]):
@@ -64,16 +64,15 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
 
     `style`, for the discriminator, with `style_frames=2`; before the start of an episode, the history in the clips
     at its start:
-    | num    | name   | observation                               | unit          |
-    |--------|--------|-------------------------------------------|---------------|
-    | 0-79   | before | the numbers above, a control step earlier | as they have  |
-    | 80-159 | now    | the numbers above                         | as they have  |
+    | num    | name   | observation                               | unit     |
+    |--------|--------|-------------------------------------------|----------|
+    | 0-79   | before | the numbers above, a control step earlier | as above |
+    | 80-159 | now    | the numbers above                         | as above |
 
     `reference`, for the discriminator, at a random place in the clips, drawn in each control step:
-    | num    | name   | observation                               | unit          |
-    |--------|--------|-------------------------------------------|---------------|
-    | 0-79   | before | the numbers above, a control step earlier | as they have  |
-    | 80-159 | now    | the numbers above                         | as they have  |
+    | num    | name   | observation                               | unit     |
+    |--------|--------|-------------------------------------------|----------|
+    | 0-159  | style  | as `style`                                | as above |
 
     Reward term: `speed`, exp(-(speed - target_speed)^2 / speed_width^2), of the pelvis along its heading. Start: a
     random place in the clips, in a random direction, moved up where a sole is in the ground. Termination: the pelvis is
@@ -119,16 +118,14 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
             for place in range(end - length + past, end)
         ]
         if not places:
-            problem = f"task.style_frames={cfg.style_frames} is more than the clips have"
-            longest = f"{max(motions.lengths)} frames at task.control_hz={cfg.control_hz:g}"
-            raise ConfigError(f"{problem}: {longest}. Try task.style_frames=2")
+            longest = f"at most the {max(motions.lengths)} frames of the clips at task.control_hz={cfg.control_hz:g}"
+            raise ConfigError(key="task.style_frames", expected=longest, got=cfg.style_frames)
         newest = torch.tensor(places, device=self.device)
         # Features of all frames are known, and where in them a place of the clips and its history are.
         clip = motions.frame(torch.arange(len(motions), device=self.device))
         joint_pos = clip.joint_pos.clamp(low, high)
-        pos, quat, lin_vel, ang_vel = (
-            x[:, 0] for x in (clip.body_pos, clip.body_quat, clip.body_lin_vel, clip.body_ang_vel)
-        )
+        bodies = clip.body_pos, clip.body_quat, clip.body_lin_vel, clip.body_ang_vel
+        pos, quat, lin_vel, ang_vel = (x[:, 0] for x in bodies)
         ends = clip.body_pos[:, 1:]
         self.features = self._features(pos, quat, lin_vel, ang_vel, joint_pos, clip.joint_vel, ends)
         self.histories = newest[:, None] + torch.arange(-past, 1, device=self.device)

@@ -44,10 +44,8 @@ class InHandConfig(TaskConfig):
         TaskConfig.__post_init__(self)
         start = self.curriculum.start
         if start is not None and start < self.success_tolerance:
-            raise ConfigError(
-                f"task.curriculum.start must be null or at least task.success_tolerance={self.success_tolerance:g}, got"
-                f" {start:g}; try 1.0"
-            )
+            expected = f"null or at least task.success_tolerance={self.success_tolerance:g}"
+            raise ConfigError(key="task.curriculum.start", expected=expected, got=start, hint="Try 1.0")
 
     def whole_episodes(self: Cfg) -> Cfg:
         """Return these settings for an evaluation: goals at the final tolerance."""
@@ -58,10 +56,16 @@ class InHandConfig(TaskConfig):
 class InHand(Task[InHandConfig]):
     """Hand, palm up, that turns a cube to one goal orientation after another.
 
-    Subclasses name their MJCF and the parts of each type of observation. With a curriculum the tolerance of a goal
-    starts wide and narrows to `success_tolerance` as goals are reached. Log: `goals`, reached in an episode at the
-    current `tolerance`; `successes`, reached within `success_tolerance` (few while the tolerance is wide, since a
-    reached goal is replaced). Evaluations have `success_tolerance` only.
+    Observations, actions, reward terms and start are those of IsaacGymEnvs. Differences: the goal's position never
+    changes and is observed relative to the cube; orientations are uniform over all rotations; gravity acts on the hand
+    too, not only on the cube; the joints have no friction.
+
+    Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
+    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
+
+    With a curriculum the tolerance of a goal starts wide and narrows to `success_tolerance` as goals are reached. Log:
+    `goals`, reached in an episode at the current `tolerance`; `successes`, within `success_tolerance`, few while
+    it is wide (a reached goal is replaced). Evaluations have `success_tolerance` only.
     """
 
     Config = InHandConfig
@@ -81,14 +85,10 @@ class InHand(Task[InHandConfig]):
         "tip_force": "N, N m",
         "actions": "-",
     }
-    HAND: ClassVar[str]
-    """MJCF of the hand, in tasks/assets."""
-    CUBE_START: ClassVar[tuple[float, float, float]]
-    """Start position of the cube [m], in the air above the hand."""
-    GOAL: ClassVar[tuple[float, float, float]]
-    """Goal position of the cube [m]."""
-    OBSERVATIONS: ClassVar[dict[str, str]]
-    """Parts (see `_parts`) of each type of observation; an asymmetric critic sees `full_state`."""
+    HAND: ClassVar[str]  # MJCF in tasks/assets
+    CUBE_START: ClassVar[tuple[float, float, float]]  # in the air above the hand [m]
+    GOAL: ClassVar[tuple[float, float, float]]  # goal position of the cube [m]
+    OBSERVATIONS: ClassVar[dict[str, str]]  # parts by type of observation; an asymmetric critic sees `full_state`
 
     @classmethod
     def scene(cls, cfg: InHandConfig) -> Scene:
@@ -126,11 +126,8 @@ class InHand(Task[InHandConfig]):
         joints, place, turn, goal = self.random.uniform(0.0, 1.0, num_joints + 9).split([num_joints, 3, 3, 3], dim=1)
         reach = cfg.joint_pos_noise * torch.lerp(self.joint_low, self.joint_high, joints)
         self.hand.set_state(where, joint_pos=reach.clamp(self.joint_low, self.joint_high))
-        self.cube.set_state(
-            where,
-            root_pos=torch.lerp(self.cube_low, self.cube_high, place),
-            root_quat=quat_from_uniform(turn),
-        )
+        cube_pos = torch.lerp(self.cube_low, self.cube_high, place)
+        self.cube.set_state(where, root_pos=cube_pos, root_quat=quat_from_uniform(turn))
         self._set_goal(where, quat_from_uniform(goal))
         torch.where(where[:, None], self.rest, self.targets, out=self.targets)
         self.successes.masked_fill_(where, 0.0)
@@ -146,9 +143,8 @@ class InHand(Task[InHandConfig]):
         groups = {"policy": self.cfg.observation_type}
         if self.cfg.asymmetric:
             groups["critic"] = "full_state"
-        return {
-            group: {name: parts[name] for name in self.OBSERVATIONS[kind].split()} for group, kind in groups.items()
-        }
+        names = {group: self.OBSERVATIONS[kind].split() for group, kind in groups.items()}
+        return {group: {name: parts[name] for name in own} for group, own in names.items()}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, error, distance = self.cfg, self._rotation_error(), self._distance()

@@ -43,12 +43,9 @@ class Locomotion(Task[Cfg]):
     Subclasses set the costs of energy and of joints at their limits.
     """
 
-    ROBOT: ClassVar[str]
-    """Name of the robot in the scene, and of its MJCF in tasks/assets."""
-    FEET: ClassVar[Sequence[str]]
-    """Bodies with a contact sensor."""
-    EFFORTS: ClassVar[bool] = False
-    """Whether torques of the motors are observed."""
+    ROBOT: ClassVar[str]  # in the scene, and MJCF in tasks/assets
+    FEET: ClassVar[Sequence[str]]  # bodies with a contact sensor
+    EFFORTS: ClassVar[bool] = False  # whether torques of the motors are observed
     units: ClassVar = {
         "height": "m",
         "lin_vel": "m/s",
@@ -61,12 +58,9 @@ class Locomotion(Task[Cfg]):
         "foot_wrench": "N, N m",
         "actions": "-",
     }
+    # Arguments of the scene. With the Euler integrator a policy can learn to spin through the air on energy from
+    # integration errors; a limit of the angular velocity prevents it.
     PHYSICS: ClassVar[Mapping[str, Any]]
-    """Arguments of the scene.
-
-    With the Euler integrator a policy can learn to spin through the air on energy from integration errors; a limit of
-    the angular velocity prevents it.
-    """
 
     @classmethod
     def scene(cls, cfg: Cfg) -> Scene:
@@ -109,11 +103,8 @@ class Locomotion(Task[Cfg]):
         num_joints = len(self.robot.joint_names)
         noise = self.random.uniform(-1.0, 1.0, 2, num_joints)
         joint_pos = torch.add(self.start_joint_pos, noise[:, 0], alpha=0.2)
-        self.robot.set_state(
-            where,
-            joint_pos=joint_pos.clamp(self.joint_low, self.start_high),
-            joint_vel=0.1 * noise[:, 1],
-        )
+        joint_pos = joint_pos.clamp(self.joint_low, self.start_high)
+        self.robot.set_state(where, joint_pos=joint_pos, joint_vel=0.1 * noise[:, 1])
         _, distance = self._to_target()
         torch.where(where, -1.0 / self.dt * distance, self.potential, out=self.potential)
 
@@ -190,12 +181,10 @@ class Locomotion(Task[Cfg]):
 
 
 def _dot(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Return the dot product of the horizontal components."""
-    # a_x b_x + a_y b_y
+    """Return a_x b_x + a_y b_y."""
     return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
 
 
 def _cross(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Return the cross product of the horizontal components: |a| |b| sin(angle from a to b)."""
-    # a_x b_y - a_y b_x
+    """Return a_x b_y - a_y b_x."""
     return torch.addcmul(a[:, 0] * b[:, 1], a[:, 1], b[:, 0], value=-1.0)

@@ -34,13 +34,10 @@ class Planar(Task[Cfg]):
     Its joints are x, z and angle of the torso, then the motorised joints. An episode lasts while it is healthy.
     """
 
-    ROBOT: ClassVar[str]
-    """Name of the robot in the scene."""
-    FILE: ClassVar[str]
-    """MJCF in tasks/assets."""
+    ROBOT: ClassVar[str]  # in the scene
+    FILE: ClassVar[str]  # MJCF in tasks/assets
     INTEGRATOR: ClassVar[Literal["euler", "rk4"]] = "rk4"
-    GROUND: ClassVar[dict[str, Any]]
-    """Arguments of the ground."""
+    GROUND: ClassVar[dict[str, Any]]  # arguments of the ground
     units: ClassVar = {"height": "m", "angle": "rad", "joint_pos": "rad", "lin_vel": "m/s", "ang_vel": "rad/s"}
 
     @classmethod

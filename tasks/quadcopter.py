@@ -33,8 +33,7 @@ Cfg = TypeVar("Cfg", bound=FlightConfig)
 class Flight(Task[Cfg]):
     """Robot that flies to a target and hovers there, upright and without spinning."""
 
-    UPRIGHT: ClassVar[float]
-    """Weight of the term `upright`."""
+    UPRIGHT: ClassVar[float]  # weight of the term `upright`
     robot: Articulation
 
     @abstractmethod

@@ -28,21 +28,13 @@ GROUND_GROUP = 1  # of geoms: what the depth camera draws
 
 @dataclass(frozen=True, kw_only=True)
 class Motor:
-    """Motor type with its gear and servo.
+    """Motor type with its gear and servo."""
 
-    Attributes:
-        armature: Inertia of the rotor behind the gear [kg m^2].
-        effort: Largest torque [N m].
-        stiffness: Stiffness of the servo [N m/rad].
-        damping: Damping of the servo [N m s/rad].
-        scale: Offset of the joint's target for an action of 1 [rad].
-    """
-
-    armature: float
-    effort: float
-    stiffness: float
-    damping: float
-    scale: float
+    armature: float  # inertia of the rotor behind the gear [kg m^2]
+    effort: float  # largest torque [N m]
+    stiffness: float  # of the servo [N m/rad]
+    damping: float  # of the servo [N m s/rad]
+    scale: float  # offset of the joint's target for an action of 1 [rad]
 
     @classmethod
     def tuned(cls, armature: float, effort: float, scale: float | None = None) -> Motor:
@@ -58,25 +50,17 @@ class Motor:
 
 @dataclass(frozen=True, kw_only=True)
 class Eye:
-    """Depth camera on the torso, in its x-z plane, looking ahead and down.
+    """Depth camera on the torso, in its x-z plane, looking ahead and down."""
 
-    Attributes:
-        x: Place ahead of the torso's origin [m].
-        z: Place above it [m].
-        pitch: Angle of the view below the torso's x axis [rad].
-        near: Depth that becomes 0 in the image [m]; nearer ones too.
-        far: Depth that becomes 255 [m]; further ones and empty pixels too.
-    """
-
-    x: float
-    z: float
-    pitch: float
-    near: float
-    far: float
+    x: float  # place ahead of the torso's origin [m]
+    z: float  # place above it [m]
+    pitch: float  # angle of the view below the torso's x axis [rad]
+    near: float  # depth that becomes 0 in the image [m]; nearer ones too
+    far: float  # depth that becomes 255 [m]; further ones and empty pixels too
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.near < self.far:
-            raise TaskError(f"eye: expected 0 <= near < far [m], got near={self.near:g}, far={self.far:g}")
+            raise TaskError(key="Eye", expected="0 <= near < far [m]", got=(self.near, self.far))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +117,15 @@ class Robot:
     def __post_init__(self) -> None:
         for item in (*self.feet, *self.thighs, *self.shanks):
             if item.partition(":")[0] not in ("body", "geom"):
-                expected = f"expected body:<name> or geom:<name>, got {item!r}; try 'body:{item}'"
-                raise TaskError(f"robot {self.name!r}: feet, thighs and shanks: {expected}")
+                key, hint = f"robot {self.name!r}: feet, thighs and shanks", f"Try 'body:{item}'"
+                raise TaskError(key=key, expected="body:<name> or geom:<name>", got=item, hint=hint)
         if len(self.soles) != len(self.feet):
-            expected = f"expected a sole for each of {len(self.feet)} feet, got {len(self.soles)}"
-            raise TaskError(f"robot {self.name!r}: {expected}")
+            expected = f"a sole for each of {len(self.feet)} feet"
+            raise TaskError(key=f"robot {self.name!r}: soles", expected=expected, got=self.soles)
         for pattern, widths in self.widths.items():
             if len(widths) != 3 or min(widths) <= 0.0:
-                expected = f"must be three numbers above 0: standing, walking, running [rad], got {widths}"
-                raise TaskError(f"robot {self.name!r}: widths[{pattern!r}] {expected}")
+                key = f"robot {self.name!r}: widths[{pattern!r}]"
+                raise TaskError(key=key, expected="three numbers above 0: standing, walking, running [rad]", got=widths)
 
     def by_joint(self, joints: list[str], values: str, default: Any = None) -> list[Any]:
         """Return `pose`, `motors` or `widths` of each joint: the value of the first matching pattern.
@@ -150,17 +134,16 @@ class Robot:
             TaskError: A pattern matches no joint, or a joint has no pattern and there is no default.
         """
         by_pattern: Mapping[str, Any] = getattr(self, values)
-        where = f"robot {self.name!r}: {values}:"
+        key = f"robot {self.name!r}: {values}"
         for pattern in by_pattern:
             if not any(fnmatchcase(joint, pattern) for joint in joints):
-                hint = did_you_mean(pattern, joints)
-                raise TaskError(f"{where} {pattern!r} matches no joint.{hint} There are {joints}")
-        found = [
-            next((value for key, value in by_pattern.items() if fnmatchcase(joint, key)), default) for joint in joints
-        ]
-        if None in found:
-            raise TaskError(f"{where} no pattern matches {joints[found.index(None)]!r}; try '*' for all others")
-        return found
+                hint = f"{did_you_mean(pattern, joints)} There are {joints}"
+                raise TaskError(f"{pattern!r} matches no joint", key=key, hint=hint)
+        matches = [next((v for p, v in by_pattern.items() if fnmatchcase(joint, p)), default) for joint in joints]
+        if None in matches:
+            joint = joints[matches.index(None)]
+            raise TaskError(f"no pattern matches {joint!r}", key=key, hint="Try '*' for all others")
+        return matches
 
     def empty_scene(self, physics_hz: float) -> Scene:
         """Return a scene without robot and ground, with the solver settings of the robot."""
@@ -196,8 +179,8 @@ class Robot:
             spec.delete(element)
         for site, (body, pos) in self.sites.items():
             if (place := spec.body(f"robot/{body}")) is None:
-                known = [each.name.removeprefix("robot/") for each in spec.bodies[1:]]
-                raise TaskError(f"{self.file}: no body {body!r} for the site {site!r}.{did_you_mean(body, known)}")
+                hint = did_you_mean(body, [each.name.removeprefix("robot/") for each in spec.bodies[1:]])
+                raise TaskError(f"no body {body!r} for the site {site!r}", key=str(self.file), hint=hint)
             place.add_site(name=f"robot/{site}", pos=pos)
 
     def add_eye(self, scene: Scene) -> None:
@@ -208,7 +191,8 @@ class Robot:
         """
         eye = self.eye
         if eye is None:
-            raise ConfigError(f"task.vision=depth: the robot {self.name!r} has no `eye`. Try task.vision=null")
+            problem = f"the robot {self.name!r} has no `eye`"
+            raise ConfigError(problem, key="task.vision=depth", hint="Try task.vision=null")
         for geom in scene.spec.worldbody.geoms:
             geom.group = GROUND_GROUP
         scene.add_camera(

@@ -26,10 +26,7 @@ class ShadowHandConfig(InHandConfig):
 class ShadowHand(InHand):
     """ShadowHand: turn a cube to goal orientations, in the hand, one after the other, without dropping it.
 
-    Observations, actions, reward terms and start are those of IsaacGymEnvs' ShadowHand. Differences: the goal's
-    position never changes and is observed relative to the cube; orientations are uniform over all rotations; gravity
-    acts on the hand too, not only on the cube; the cube has 80 g (there 156 g); the joints have no friction.
-    `successes` in the log are the goals that an episode has reached at its end.
+    The recipe is IsaacGymEnvs' ShadowHand with the differences of `InHand`, and a cube of 80 g (there 156 g).
 
     Action space: 20 numbers in [-1, 1], position targets from the lower to the upper limit of the joints: wrist (WRJ1,
     WRJ0), first, middle and ring finger (FFJ3, FFJ2, FFJ1), little finger (LFJ4 to LFJ1), thumb (THJ4 to THJ0). FFJ1,
@@ -52,10 +49,8 @@ class ShadowHand(InHand):
     | 161-190 | tip_force    | contact force and torque on each fingertip x 10, its own frame      | N, N m           |
     | 191-210 | actions      | last action                                                         | -                |
 
-    Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
-    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default). Start: the cube in any
-    orientation, +-1 cm around a point above the palm; joints up to 20 % of the way from their reference to their
-    limits. Termination: the cube is 0.24 m away from the goal's position.
+    Reward terms: see `InHand`. Start: the cube in any orientation, +-1 cm around a point above the palm; joints up to
+    20 % of the way from their reference to their limits. Termination: the cube is 0.24 m away from the goal's position.
     """
 
     Config = ShadowHandConfig

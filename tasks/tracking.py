@@ -117,7 +117,8 @@ class TrackingConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         if not self.clips:
-            raise ConfigError("task.clips is empty: expected motion clips. Try task.clips=[path/to/clip.npz]")
+            hint = "Try task.clips=[path/to/clip.npz]"
+            raise ConfigError(key="task.clips", expected="motion clips", got=self.clips, hint=hint)
 
     def whole_episodes(self) -> TrackingConfig:
         """Return these settings for an evaluation: clips from their first frames."""
@@ -185,12 +186,9 @@ class TrackingTask(Task[TrackingConfig]):
 
     Config = TrackingConfig
     robot: ClassVar[Robot]
-    anchor: ClassVar[str]
-    """Body in the middle of the robot; one of `bodies`."""
-    bodies: ClassVar[tuple[str, ...]]
-    """Bodies to compare, the root included."""
-    ends: ClassVar[tuple[str, ...]]
-    """Bodies at the ends of the limbs."""
+    anchor: ClassVar[str]  # body in the middle of the robot; one of `bodies`
+    bodies: ClassVar[tuple[str, ...]]  # to compare, the root included
+    ends: ClassVar[tuple[str, ...]]  # bodies at the ends of the limbs
     units: ClassVar = {
         "ref_joint_pos": "rad",
         "ref_joint_vel": "rad/s",
@@ -258,7 +256,8 @@ class TrackingTask(Task[TrackingConfig]):
         self.num_actions = len(body.actuator_names)
         joints = body.joint_names
         if body.actuator_names != joints:
-            raise TaskError(f"{type(self).__name__}: joints without a motor: {set(joints) - set(body.actuator_names)}")
+            missing = sorted(set(joints) - set(body.actuator_names))
+            raise TaskError(f"joints without a motor: {missing}", key=type(self).__name__)
         self.motions = Motions(read_clips(cfg.clips, sim.scene, "robot", self.bodies), 1.0 / self.dt, device)
         self.playhead = Playhead(self.motions, num, cfg.starts)
         self.followed = body.bodies(self.bodies)
@@ -426,7 +425,7 @@ class TrackingTask(Task[TrackingConfig]):
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         self.last_actions.copy_(self.actions)
         over = self.playhead.advance(self.lost & done, self.sim.diverged)
-        self._begin(over > done)  # of masks: and not
+        self._begin(over > done)  # over & ~done in one kernel
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         return {

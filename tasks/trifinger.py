@@ -23,8 +23,6 @@ CUBE = 0.065  # m
 REST = CUBE / 2  # m, height of the cube's centre on the table
 CORNER = CUBE * math.sqrt(3) / 2  # m, from the centre to a corner
 MAX_RADIUS = 0.195 - CORNER  # m; up to here no orientation of the cube touches the arena's wall
-
-
 # Goal positions by difficulty: largest radius, lowest and highest position of the cube's centre [m].
 GOALS = {
     1: (MAX_RADIUS, REST, REST),
@@ -53,13 +51,14 @@ class TrifingerConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         if self.difficulty not in GOALS:
-            raise ConfigError(f"task.difficulty must be one of {list(GOALS)}, got {self.difficulty}")
+            raise ConfigError(key="task.difficulty", expected=f"one of {list(GOALS)}", got=self.difficulty)
         if (start := self.curriculum.start) is None:
             return
         if start >= 1.0:
-            raise ConfigError(f"task.curriculum.start must be null or below 1, got {start:g}; try 0.1")
+            raise ConfigError(key="task.curriculum.start", expected="null or below 1", got=start, hint="Try 0.1")
         if self.difficulty == TURNED:
-            raise ConfigError(f"task.curriculum needs goals that are not turned: try task.difficulty={TURNED - 1}")
+            problem, hint = "it needs goals that are not turned", f"Try task.difficulty={TURNED - 1}"
+            raise ConfigError(problem, key="task.curriculum", hint=hint)
 
     def whole_episodes(self) -> TrifingerConfig:
         """Return these settings for an evaluation: starts are as far from their goals as `difficulty` says."""
@@ -67,15 +66,8 @@ class TrifingerConfig(TaskConfig):
         return dataclasses.replace(super(TrifingerConfig, self).whole_episodes(), curriculum=curriculum)
 
 
-MAPPED = {  # parts of what the policy sees, mapped to [-1, 1], and their sizes
-    "joint_pos": 9,
-    "joint_vel": 9,
-    "cube_pos": 3,
-    "cube_quat": 4,
-    "goal_pos": 3,
-    "goal_quat": 4,
-    "actions": 9,
-}
+# Sizes of the policy's parts, which are mapped to [-1, 1].
+MAPPED = {"joint_pos": 9, "joint_vel": 9, "cube_pos": 3, "cube_quat": 4, "goal_pos": 3, "goal_quat": 4, "actions": 9}
 
 
 class Trifinger(Task[TrifingerConfig]):

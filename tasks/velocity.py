@@ -86,29 +86,20 @@ class VelocityConfig(TaskConfig):
 class Stride(NamedTuple):
     """Quantities of one control step that several reward terms share.
 
-    Attributes:
-        lin_error: Squared error of the root's velocity [m2/s2], shape [num_envs].
-        ang_error: Squared error of its rates [rad2/s2], shape [num_envs].
-        command: Commanded speed [m/s] plus yaw rate [rad/s], shape [num_envs].
-        moves: Whether more than `MOVING` is commanded, bool [num_envs].
-        height: Height of each sole above the ground [m], shape [num_envs, feet].
-        speed: Horizontal speed of each sole [m/s], shape [num_envs, feet]; 0 unless `moves`.
-        force: Force on each foot [N], shape [num_envs, feet].
-        lands: Feet that touch the ground for the first time, bool [num_envs, feet]; False unless `moves`.
+    Shapes are [num_envs], or [num_envs, feet].
     """
 
-    lin_error: Tensor
-    ang_error: Tensor
-    command: Tensor
-    moves: Tensor
-    height: Tensor
-    speed: Tensor
-    force: Tensor
-    lands: Tensor
+    lin_error: Tensor  # squared error of the root's velocity [m2/s2]
+    ang_error: Tensor  # squared error of its rates [rad2/s2]
+    command: Tensor  # commanded speed [m/s] plus yaw rate [rad/s]
+    moves: Tensor  # whether more than `MOVING` is commanded, bool
+    height: Tensor  # of each sole above the ground [m]
+    speed: Tensor  # horizontal, of each sole [m/s]; 0 unless `moves`
+    force: Tensor  # on each foot [N]
+    lands: Tensor  # feet that touch the ground for the first time, bool; False unless `moves`
 
 
-Term = Callable[[Any, Stride], Tensor]
-"""Reward term: (task, stride) -> values, shape [num_envs]."""
+Term = Callable[[Any, Stride], Tensor]  # (task, stride) -> values, shape [num_envs]
 
 
 def near(squared: Float[Tensor, " envs"], width: float) -> Float[Tensor, " envs"]:
@@ -249,7 +240,7 @@ class VelocityTask(Task[VelocityConfig]):
             for name in getattr(cfg, key):
                 if name not in cls.terms:
                     hint = f"{did_you_mean(name, cls.terms)} There are {list(cls.terms)}"
-                    raise ConfigError(f"task.{key}: no term {name!r}.{hint}")
+                    raise ConfigError(f"no term {name!r}", key=f"task.{key}", hint=hint)
         robot = cls.robot
         scene = robot.empty_scene(cfg.physics_hz)
         if cfg.terrain == "rough":
@@ -291,7 +282,7 @@ class VelocityTask(Task[VelocityConfig]):
         if "shank_contact" in weights and not robot.shanks:
             of = "rough_weights" if cfg.terrain == "rough" and "shank_contact" in cfg.rough_weights else "weights"
             key = f"task.{of}.shank_contact"
-            raise ConfigError(f"{key}: the robot has no `shanks`. Try {key}=0")
+            raise ConfigError("the robot has no `shanks`", key=key, hint=f"Try {key}=0")
         hits = {"shank_contact": robot.shanks, "trunk_contact": (f"body:{robot.root}",)}
         return {
             **{name: items for name, items in hits.items() if name in weights},
@@ -305,7 +296,8 @@ class VelocityTask(Task[VelocityConfig]):
         self.num_actions = len(body.actuator_names)
         names, weights, rough = body.joint_names, cfg.all_weights, cfg.terrain == "rough"
         if body.actuator_names != names:
-            raise TaskError(f"{type(self).__name__}: joints without a motor: {set(names) - set(body.actuator_names)}")
+            missing = sorted(set(names) - set(body.actuator_names))
+            raise TaskError(f"joints without a motor: {missing}", key=type(self).__name__)
         self.feet = [body.sensor(f"{foot}/ground") for foot in robot.feet]
         self.lin_vel, self.ang_vel, self.root_lin_vel = map(body.sensor, ("lin_vel", "ang_vel", "root_lin_vel"))
         self.axes = [body.sensor(name) for name in ("ahead", "left", "up")]
@@ -326,10 +318,8 @@ class VelocityTask(Task[VelocityConfig]):
         self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # of joints without limits
         self.half_range = 0.5 * SOFT_LIMIT * (high - low)
         if "trot" in weights and len(robot.trot) != len(robot.feet):
-            raise ConfigError(
-                f"task.weights.trot: expected `trot` of the robot to have a number for each of {len(robot.feet)} feet,"
-                f" got {len(robot.trot)}. Try task.weights.trot=0"
-            )
+            problem = f"the robot's `trot` needs a number for each of {len(robot.feet)} feet, got {len(robot.trot)}"
+            raise ConfigError(problem, key="task.weights.trot", hint="Try task.weights.trot=0")
         self.trot = torch.tensor(robot.trot, dtype=torch.float32, device=device)
         self.weighted = [name for name in self.terms if name in weights]
         self.weights = self.dt * torch.tensor([weights[name] for name in self.weighted], device=device)[:, None]
@@ -433,9 +423,7 @@ class VelocityTask(Task[VelocityConfig]):
         terms = {name: self.terms[name](self, now) for name in self.weighted}
         for name, term in terms.items():
             if term.shape != (self.num_envs,):
-                raise TaskError(
-                    f"reward {name!r} has shape {list(term.shape)}, expected [{self.num_envs}]: one per env"
-                )
+                raise TaskError(key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*term.shape])
         return dict(zip(terms, torch.stack([*terms.values()]) * self.weights, strict=True))
 
     def _stride(self) -> Stride:
