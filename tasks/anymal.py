@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,7 +12,7 @@ from torch import Tensor
 from gpusim_rl.env import Commands, Parts, Task, TaskConfig
 from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.files.paths import robot_file
-from gpusim_rl.sim import Scene, Sim
+from gpusim_rl.sim import Articulation, Scene, Sim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,19 @@ class AnymalConfig(TaskConfig):
     lin_vel_scale: float
     ang_vel_scale: float
     joint_vel_scale: float
+
+
+def scales(cfg: Any) -> dict[str, float]:
+    """Return the scales of the parts that both tasks observe."""
+    names = {"lin_vel": "lin_vel", "ang_vel": "ang_vel", "command": "lin_vel", "command_yaw": "ang_vel"}
+    return {part: getattr(cfg, f"{name}_scale") for part, name in {**names, "joint_vel": "joint_vel"}.items()}
+
+
+def base_motion(robot: Articulation, down: Float[Tensor, "envs 3"]) -> Parts:
+    """Return the base's velocities and the direction of gravity, base frame."""
+    vectors = torch.stack([robot.root_lin_vel, down], dim=1)
+    lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
+    return {"lin_vel": lin_vel, "ang_vel": robot.root_ang_vel_local, "gravity": gravity}
 
 
 class Anymal(Task[AnymalConfig]):
@@ -113,13 +126,7 @@ class Anymal(Task[AnymalConfig]):
         self.commands = Commands(self, ranges, units={"x": "m/s", "y": "m/s", "yaw": "rad/s"})
         self.errors = torch.zeros(2, self.num_envs, device=self.device)  # of velocity [m/s] and yaw rate [rad/s]
         self.weights = self.dt * torch.tensor([[cfg.lin_vel_weight], [cfg.ang_vel_weight]], device=self.device)
-        self.scales = {
-            "lin_vel": cfg.lin_vel_scale,
-            "ang_vel": cfg.ang_vel_scale,
-            "command": cfg.lin_vel_scale,
-            "command_yaw": cfg.ang_vel_scale,
-            "joint_vel": cfg.joint_vel_scale,
-        }
+        self.scales = scales(cfg)
         self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).expand(self.num_envs, 3)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -133,12 +140,8 @@ class Anymal(Task[AnymalConfig]):
 
     def observe(self) -> dict[str, Parts]:
         robot = self.robot
-        vectors = torch.stack([robot.root_lin_vel, self.down], dim=1)
-        lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
         parts = {
-            "lin_vel": lin_vel,
-            "ang_vel": robot.root_ang_vel_local,
-            "gravity": gravity,
+            **base_motion(robot, self.down),
             "command": self.commands.value[:, :2],
             "command_yaw": self.commands.value[:, 2:],
             "joint_pos": robot.joint_pos - self.stance,

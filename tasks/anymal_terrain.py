@@ -17,11 +17,10 @@ from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
-from .anymal import Anymal
+from .anymal import Anymal, base_motion, scales
 
-LEGS = ["LF", "LH", "RF", "RH"]
-KNEES = [f"{leg}_THIGH" for leg in LEGS]  # the knees belong to the thighs,
-FEET = [f"{leg}_SHANK" for leg in LEGS]  # the feet to the shanks
+# Knees belong to the thighs, feet to the shanks.
+KNEES, FEET = ([f"{leg}_{part}" for leg in ("LF", "LH", "RF", "RH")] for part in ("THIGH", "SHANK"))
 FOOT_RADIUS = 0.04  # m; smaller feet get caught inside the steps of a height field
 STIFFNESS = 80.0  # of the servos [N m/rad]; IsaacGymEnvs' Anymal on flat ground has 85
 SCAN_X = [0.1 * x for x in (-8, -7, -6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8)]  # m ahead of the base
@@ -73,11 +72,11 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     """AnymalTerrain: walk over rough ground, with the commanded velocity and heading.
 
     Observations, commands, rewards and curriculum are those of IsaacGymEnvs' AnymalTerrain. Differences: physics runs
-    four steps per action (its settings say four, its code runs five); after the hardest level comes a random level, not
-    the easiest; a robot goes down by its own command (the original's code takes the norm of the commands of all robots
-    that reset in the same step); stairs rise within 10 cm; rough ground is +-2.5 cm at the easiest level and +-10 cm at
-    the hardest, not +-10 cm at all; feet are balls of 4 cm, not 3 cm; friction is not random; with a commanded velocity
-    of 0 a robot turns to the commanded heading, not to +x.
+    four steps per action (there five, against its settings); after the hardest level comes a random one, not the
+    easiest; a robot moves down by its own command (there by the norm over all robots that reset in the same step);
+    stairs rise within 10 cm; rough ground is +-2.5 cm at the easiest level and +-10 cm at the hardest (there at all);
+    feet are balls of 4 cm, not 3 cm; friction is not random; at a command of 0 a robot turns to the commanded heading,
+    not to +x.
 
     Action space: 12 numbers in [-10, 10], offset of the joint targets from the stance / 0.5 rad: abduction, hip flexion
     and knee flexion of the legs left front, left hind, right front, right hind.
@@ -164,14 +163,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         }
         self.terms, self.weights = tuple(weights), torch.tensor(list(weights.values()), device=device)[:, None]
         self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
-        self.scales = {
-            "lin_vel": cfg.lin_vel_scale,
-            "ang_vel": cfg.ang_vel_scale,
-            "command": cfg.lin_vel_scale,
-            "command_yaw": cfg.ang_vel_scale,
-            "joint_vel": cfg.joint_vel_scale,
-            "heights": cfg.height_scale,
-        }
+        self.scales = {**scales(cfg), "heights": cfg.height_scale}
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         num_joints = len(self.robot.joint_names)
@@ -201,12 +193,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def observe(self) -> dict[str, Parts]:
         robot = self.robot
         yaw = quat_yaw(robot.root_quat)
-        vectors = torch.stack([robot.root_lin_vel, self.down], dim=1)
-        lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
         parts = {
-            "lin_vel": lin_vel,
-            "ang_vel": robot.root_ang_vel_local,
-            "gravity": gravity,
+            **base_motion(robot, self.down),
             "command": self._velocity()[0],
             "command_yaw": self._turn(yaw)[:, None],
             "joint_pos": robot.joint_pos,

@@ -44,11 +44,11 @@ class FrankaCabinetConfig(TaskConfig):
 class FrankaCabinet(Task[FrankaCabinetConfig]):
     """FrankaCabinet: open a drawer, the top one of a cabinet, by its handle.
 
-    Observations, actions and reward terms are those of IsaacGymEnvs' FrankaCabinet. The cabinet is ours, and its drawer
-    is empty. The gripping point is between the fingertips, not next to them as in the original. PhysX limits joint
-    speeds; here the targets stay near the joints, which keeps the speeds near the robot's limits. An episode ends when
-    the drawer is open, as in the original. This makes an almost open drawer worth more than an open one;
-    `end_when_open=false` avoids it. `success` in the log is the share of episodes that end with an open drawer.
+    Observations, actions and reward terms are those of IsaacGymEnvs' FrankaCabinet. Differences: the cabinet is ours,
+    its drawer is empty; the gripping point is between the fingertips, not next to them; targets stay near the joints,
+    which keeps speeds near the robot's limits (PhysX enforces them). An episode ends when the drawer is open, which
+    makes an almost open drawer worth more; `end_when_open=false` avoids it. Log: `success`, share of episodes that end
+    with an open drawer.
 
     Action space: 9 numbers in [-1, 1], how fast the joints' targets move / 7.5 rad/s (fingers 0.75 m/s).
 

@@ -76,9 +76,10 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     """
 
     Config = FrankaCubeStackConfig
-    units: ClassVar = dict.fromkeys(("cube_quat", "hand_quat"), "-") | dict.fromkeys(
-        ("cube_pos", "to_cube_b", "hand_pos", "joint_pos"), "m"
-    )
+    units: ClassVar = {
+        **dict.fromkeys(["cube_pos", "to_cube_b", "hand_pos", "joint_pos"], "m"),
+        **dict.fromkeys(["cube_quat", "hand_quat"], "-"),
+    }
 
     @classmethod
     def scene(cls, cfg: FrankaCubeStackConfig) -> Scene:

@@ -43,13 +43,12 @@ class FrankaReachConfig(TaskConfig):
 class FrankaReach(Task[FrankaReachConfig]):
     """FrankaReach: reach for a target, with the point between the fingertips; every few seconds there is another one.
 
-    Targets, actions, rates and reward are those of Isaac Lab's Isaac-Reach-Franka, for the position alone: there the
-    hand has an orientation to reach too. Differences: targets last half as long; the point is that between the
-    fingertips, not the hand's origin; penalties are constant, while there they grow after 4,500 control steps; actions
-    are clamped, and with all of them 0 the hand is in the middle of the targets; the drives' targets stay near the
-    joints, which keeps the speeds near the robot's limits; observations have no noise (`task.observations` adds it).
-    `success` in the log is the share of targets at which the point is within `success_distance` when their time is
-    over; `distance` is the mean over all control steps, ways to new targets included.
+    Targets, actions, rates and reward are those of Isaac Lab's Isaac-Reach-Franka, for the position alone (there an
+    orientation too). Differences: targets last half as long; the point is between the fingertips, not the hand's
+    origin; penalties are constant (there they grow after 4,500 control steps); actions are clamped, and at 0 the hand
+    is in the middle of the targets; the drives' targets stay near the joints, which keeps the speeds near the robot's
+    limits; observations have no noise (`task.observations` adds it). Log: `success`, share of targets within
+    `success_distance` when their time is over; `distance`, mean over all control steps.
 
     Action space: 7 numbers in [-1, 1], offset of the drives' targets from the pose / `action_scale`. The fingers stay
     open.

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from gpusim_rl.connect.task_text import table
+from gpusim_rl.env import Task, TaskConfig
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.files.paths import assets_dir
-from gpusim_rl.sim import Scene
+from gpusim_rl.sim import Scene, Sim
 
 SERVO_HZ = 10.0  # natural frequency of the servos, whatever inertia the motor has
 DAMPING_RATIO = 2.0
@@ -155,7 +161,9 @@ class Robot:
         return scene
 
     def add_motors(self, scene: Scene) -> None:
-        """Add a servo for each joint to a scene that has the robot."""
+        """Add a servo for each joint, and the sensors of the IMU, to a scene that has the robot."""
+        scene.add_sensor("robot", "lin_vel", "velocimeter", site=self.imu)
+        scene.add_sensor("robot", "ang_vel", "gyro", site=self.imu)
         values = {
             name: {pattern: getattr(motor, name) for pattern, motor in self.motors.items()}
             for name in ("stiffness", "damping", "armature")
@@ -212,13 +220,59 @@ Rows = list[tuple[str, int, str]]
 """Parts of an observation: name, size, meaning."""
 
 
-def specify(cls: Any, text: str, rows: Callable[[int], tuple[Rows, Rows]]) -> None:
-    """Complete a docstring that says `Action space: <n> numbers` but nothing of observations.
+Cfg = TypeVar("Cfg", bound=TaskConfig)
 
-    `text` has the fields `policy` and `critic`: the tables of the `rows` for that number of joints.
+
+class Legged(Task[Cfg]):
+    """Base of the velocity and the tracking tasks: a robot with a servo at each joint and a biased encoder.
+
+    A subclass whose docstring says `Action space: <n> numbers` but nothing of observations gets `SPECIFICATION` at its
+    end, with the tables of `_rows`.
     """
-    joints = re.search(r"Action space: (\d+)", cls.__doc__ or "")
-    if joints is not None and "Observation space:" not in cls.__doc__:
-        groups = ([(*row, cls.units.get(row[0], "as above")) for row in group] for group in rows(int(joints[1])))
-        policy, critic = map(table, groups)
-        cls.__doc__ = f"{cls.__doc__.rstrip()}\n\n{text.format(policy=policy, critic=critic)}"
+
+    SPECIFICATION: ClassVar[str]
+    robot: ClassVar[Robot]
+    units: ClassVar = {"lin_vel": "m/s", "ang_vel": "rad/s", "joint_pos": "rad", "joint_vel": "rad/s", "actions": "-"}
+    sources: ClassVar = {
+        "lin_vel": "sensor robot/lin_vel",
+        "ang_vel": "sensor robot/ang_vel",
+        "joint_pos": "joint positions from the pose",
+        "joint_vel": "joint velocities",
+        "actions": "last action",
+    }
+    errors_of_envs: ClassVar = ("encoder_bias",)
+
+    def __init_subclass__(cls) -> None:
+        doc = cls.__doc__ or ""
+        joints = re.search(r"Action space: (\d+)", doc)
+        if joints is not None and "Observation space:" not in doc:
+            groups = cls._rows(int(joints[1]))
+            rows = ([(*row, cls.units.get(row[0], "as above")) for row in group] for group in groups)
+            policy, critic = map(table, rows)
+            cls.__doc__ = f"{doc.rstrip()}\n\n{cls.SPECIFICATION.format(policy=policy, critic=critic)}"
+
+    @classmethod
+    @abstractmethod
+    def _rows(cls, joints: int) -> tuple[Rows, Rows]:
+        """Return the parts that policy and critic observe of a robot with so many joints."""
+
+    def __init__(self, cfg: Cfg, sim: Sim) -> None:
+        super().__init__(cfg, sim)
+        self.body = body = sim.articulation("robot")
+        self.num_actions, names = len(body.actuator_names), body.joint_names
+        if body.actuator_names != names:
+            missing = sorted(set(names) - set(body.actuator_names))
+            raise TaskError(f"joints without a motor: {missing}", key=type(self).__name__)
+        self.lin_vel, self.ang_vel = body.sensor("lin_vel"), body.sensor("ang_vel")
+        self.pose = torch.tensor(self.robot.by_joint(names, "pose", 0.0), device=self.device)
+        scale = [motor.scale for motor in self.robot.by_joint(names, "motors")]
+        self.scale = torch.tensor(scale, device=self.device)
+        low, high = body.joint_limits.unbind(dim=1)
+        self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # of joints without limits
+        self.half_range = 0.5 * SOFT_LIMIT * (high - low)
+        self.encoder_bias = torch.zeros(self.num_envs, len(names), device=self.device)
+        self.last_actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
+
+    def beyond_limits(self) -> Float[Tensor, " envs"]:
+        """Return the sum of joint angles beyond the middle 90 % of their range [rad]."""
+        return ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0).sum(dim=1)

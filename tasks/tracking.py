@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Parts, TaskConfig
 from gpusim_rl.env.math import (
     quat_angle,
     quat_conjugate,
@@ -22,28 +22,13 @@ from gpusim_rl.env.math import (
     quat_yaw,
 )
 from gpusim_rl.env.motions import Frame, Motions, Playhead, Starts, read_clips
-from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import Bounds, NotNegative, Positive
 from gpusim_rl.sim import Scene, Sim
 
-from .robots import HIT, SOFT_LIMIT, Robot, Rows, specify
+from .robots import HIT, Legged, Rows
 
 SPIN = 0.1  # share of a squared rotation [rad2] or its rate [rad2/s2] in a squared distance or speed, in `deepmimic`
-SPECIFICATION = """\
-    Observation space: (uniform noise is added to the policy's own motion and to where the anchor is to be)
-
-{policy}
-
-    The critic sees the same without noise and bias, and `bodies`:
-
-{critic}
-
-    Reward terms, x the control step: see `TrackingTask`.
-
-    Start: a frame of a clip, with noise. Termination: the anchor or one of `ends` too low or too high, or the anchor
-    tilted; see `TrackingTask`.
-    """
-"""End of the docstrings of subclasses that have no `Observation space:`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +123,7 @@ class Poses(NamedTuple):
     quat: Tensor
 
 
-class TrackingTask(Task[TrackingConfig]):
+class TrackingTask(Legged[TrackingConfig]):
     """Robot that follows motion clips; subclasses set the robot and the bodies to compare.
 
     Observations, targets, rewards, ends and starts are those of mjlab 1.6's tracking task, after BeyondMimic (arXiv
@@ -185,34 +170,32 @@ class TrackingTask(Task[TrackingConfig]):
     """
 
     Config = TrackingConfig
-    robot: ClassVar[Robot]
+    SPECIFICATION = """\
+    Observation space: (uniform noise is added to the policy's own motion and to where the anchor is to be)
+
+{policy}
+
+    The critic sees the same without noise and bias, and `bodies`:
+
+{critic}
+
+    Reward terms, x the control step: see `TrackingTask`.
+
+    Start: a frame of a clip, with noise. Termination: the anchor or one of `ends` too low or too high, or the anchor
+    tilted; see `TrackingTask`.
+    """
     anchor: ClassVar[str]  # body in the middle of the robot; one of `bodies`
     bodies: ClassVar[tuple[str, ...]]  # to compare, the root included
     ends: ClassVar[tuple[str, ...]]  # bodies at the ends of the limbs
     units: ClassVar = {
+        **Legged.units,
         "ref_joint_pos": "rad",
         "ref_joint_vel": "rad/s",
         "anchor_pos": "m",
         "anchor_axes": "-",
         "body_pos": "m",
         "body_axes": "-",
-        "lin_vel": "m/s",
-        "ang_vel": "rad/s",
-        "joint_pos": "rad",
-        "joint_vel": "rad/s",
-        "actions": "-",
     }
-    sources: ClassVar = {
-        "lin_vel": "sensor robot/lin_vel",
-        "ang_vel": "sensor robot/ang_vel",
-        "joint_pos": "joint positions from the pose",
-        "joint_vel": "joint velocities",
-        "actions": "last action",
-    }
-    errors_of_envs: ClassVar = ("encoder_bias",)
-
-    def __init_subclass__(cls) -> None:
-        specify(cls, SPECIFICATION, cls._rows)
 
     @classmethod
     def _rows(cls, joints: int) -> tuple[Rows, Rows]:
@@ -243,34 +226,20 @@ class TrackingTask(Task[TrackingConfig]):
         scene.add_ground()
         robot.add_to(scene)
         robot.add_motors(scene)
-        scene.add_sensor("robot", "lin_vel", "velocimeter", site=robot.imu)
-        scene.add_sensor("robot", "ang_vel", "gyro", site=robot.imu)
         if cfg.costs.self_contact:
             scene.add_sensor("robot", "self_contact", "contact", against="self", body=robot.root)
         return scene
 
     def __init__(self, cfg: TrackingConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
-        robot, num, device = self.robot, self.num_envs, self.device
-        self.body = body = sim.articulation("robot")
-        self.num_actions = len(body.actuator_names)
-        joints = body.joint_names
-        if body.actuator_names != joints:
-            missing = sorted(set(joints) - set(body.actuator_names))
-            raise TaskError(f"joints without a motor: {missing}", key=type(self).__name__)
+        robot, body, num, device = self.robot, self.body, self.num_envs, self.device
         self.motions = Motions(read_clips(cfg.clips, sim.scene, "robot", self.bodies), 1.0 / self.dt, device)
         self.playhead = Playhead(self.motions, num, cfg.starts)
         self.followed = body.bodies(self.bodies)
         self.anchor_index, self.root_index = self.bodies.index(self.anchor), self.bodies.index(robot.root)
         self.end_index = torch.tensor([self.bodies.index(end) for end in self.ends], device=device)
-        self.lin_vel, self.ang_vel = body.sensor("lin_vel"), body.sensor("ang_vel")
         self.self_contact = body.sensor("self_contact") if cfg.costs.self_contact else None
 
-        self.pose = torch.tensor(robot.by_joint(joints, "pose", 0.0), device=device)
-        self.scale = torch.tensor([motor.scale for motor in robot.by_joint(joints, "motors")], device=device)
-        low, high = body.joint_limits.unbind(dim=1)
-        self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # of joints without limits
-        self.half_range = 0.5 * SOFT_LIMIT * (high - low)
         self.soft_limits = self.mid - self.half_range, self.mid + self.half_range
         terms = cfg.terms
         self.sharpness = -torch.tensor([term.sigma for term in terms.values()], device=device).pow_(-2.0)[:, None]
@@ -281,11 +250,9 @@ class TrackingTask(Task[TrackingConfig]):
         self.terms = (*terms, "action_rate", "joint_limits", "self_contact")[: len(weights)]
 
         noise = cfg.start_noise
-        bounds = [*noise.pos, *noise.rot, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(joints)]
+        bounds = [*noise.pos, *noise.rot, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(self.pose)]
         self.start_noise = torch.tensor(bounds, device=device)
         self.first_axes = torch.eye(3, device=device)[:2]
-        self.encoder_bias = torch.zeros(num, len(joints), device=device)
-        self.last_actions = torch.zeros(num, self.num_actions, device=device)
         self.errors = torch.zeros(3, num, device=device)  # of the bodies [m], the anchor [m] and the joints [rad]
         self.lost = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose robot is too far from its clip
 
@@ -404,11 +371,8 @@ class TrackingTask(Task[TrackingConfig]):
 
     def _costs(self) -> dict[str, Float[Tensor, " envs"]]:
         """Return the values of `CostConfig`'s terms."""
-        beyond = ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0)
-        costs = {
-            "action_rate": (self.actions - self.last_actions).square().sum(dim=1),
-            "joint_limits": beyond.sum(dim=1),
-        }
+        change = (self.actions - self.last_actions).square().sum(dim=1)
+        costs = {"action_rate": change, "joint_limits": self.beyond_limits()}
         if self.self_contact is not None:
             force = torch.linalg.vector_norm(self.self_contact.data[:, 1:], dim=1)
             costs["self_contact"] = (force > HIT).float()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import AtSite, Levels, Parts, PerBody, Task, TaskConfig
+from gpusim_rl.env import AtSite, Levels, Parts, PerBody, TaskConfig
 from gpusim_rl.env.command import CommandConfig, VelocityCommands
 from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.env.pushes import PushConfig, RootPushes
@@ -20,7 +20,7 @@ from gpusim_rl.settings.schema import Limits, NotNegative, Positive
 from gpusim_rl.sim import Scene, Sensor, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
-from .robots import HIT, SOFT_LIMIT, Robot, Rows, specify
+from .robots import HIT, Legged, Rows
 from .robots import Eye as Eye
 from .robots import Motor as Motor
 
@@ -29,23 +29,6 @@ PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # points of the scan that t
 SCAN_RANGE = 5.0  # m
 MOVING, RUNNING = 0.05, 1.5  # commanded speed [m/s] plus yaw rate [rad/s]
 AIR_TIMES = 0.05, 0.5  # of a foot, that are rewarded [s]
-SPECIFICATION = """\
-    Observation space: (uniform noise is added to all of the policy's but commands and last action)
-
-{policy}
-
-    The critic sees:
-
-{critic}
-
-    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
-
-    Reward terms, x the control step: see `VelocityTask`.
-
-    Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
-    of more than 70 degrees; on rough ground, for robots with `thighs`, a thigh that touches something instead.
-    """
-"""End of the docstrings of subclasses that have no `Observation space:`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +90,7 @@ def near(squared: Float[Tensor, " envs"], width: float) -> Float[Tensor, " envs"
     return torch.exp(squared * (-1.0 / width))
 
 
-class VelocityTask(Task[VelocityConfig]):
+class VelocityTask(Legged[VelocityConfig]):
     """Robot that tracks commanded velocities; subclasses set `robot`.
 
     Commands, observations, rewards, pushes and curriculum are those of mjlab 1.6's velocity tasks. Differences:
@@ -147,14 +130,25 @@ class VelocityTask(Task[VelocityConfig]):
     """
 
     Config = VelocityConfig
-    robot: ClassVar[Robot]
+    SPECIFICATION = """\
+    Observation space: (uniform noise is added to all of the policy's but commands and last action)
+
+{policy}
+
+    The critic sees:
+
+{critic}
+
+    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
+
+    Reward terms, x the control step: see `VelocityTask`.
+
+    Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
+    of more than 70 degrees; on rough ground, for robots with `thighs`, a thigh that touches something instead.
+    """
     units: ClassVar = {
-        "lin_vel": "m/s",
-        "ang_vel": "rad/s",
+        **Legged.units,
         "gravity": "-",
-        "joint_pos": "rad",
-        "joint_vel": "rad/s",
-        "actions": "-",
         "command": "m/s, m/s, rad/s",
         "heights": f"{SCAN_RANGE:g} m",
         "foot_height": "m",
@@ -162,16 +156,7 @@ class VelocityTask(Task[VelocityConfig]):
         "contact": "-",
         "contact_force": "log(1 + N)",
     }
-    sources: ClassVar = {
-        "lin_vel": "sensor robot/lin_vel",
-        "ang_vel": "sensor robot/ang_vel",
-        "gravity": "gravity",
-        "joint_pos": "joint positions from the pose",
-        "joint_vel": "joint velocities",
-        "actions": "last action",
-        "command": "command x y yaw",
-    }
-    errors_of_envs: ClassVar = ("encoder_bias",)
+    sources: ClassVar = {**Legged.sources, "gravity": "gravity", "command": "command x y yaw"}
     terms: ClassVar[Mapping[str, Term]] = {
         "lin_vel": lambda task, now: near(now.lin_error, task.cfg.lin_vel_width),
         "ang_vel": lambda task, now: near(now.ang_error, task.cfg.ang_vel_width),
@@ -193,8 +178,8 @@ class VelocityTask(Task[VelocityConfig]):
     }
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         soles = cls.robot.soles
-        specify(cls, SPECIFICATION, cls._rows)
         if "mirrors" in vars(cls):
             return
         cls.mirrors = {
@@ -255,8 +240,6 @@ class VelocityTask(Task[VelocityConfig]):
         for name, axis in (("ahead", "framexaxis"), ("left", "frameyaxis"), ("up", "framezaxis")):
             scene.add_sensor("robot", name, axis, body=robot.root)
         scene.add_sensor("robot", "torso_up", "framezaxis", body=robot.torso)
-        scene.add_sensor("robot", "lin_vel", "velocimeter", site=robot.imu)
-        scene.add_sensor("robot", "ang_vel", "gyro", site=robot.imu)
         scene.add_sensor("robot", "root_lin_vel", "velocimeter", body=robot.root)
         for sole in robot.soles:
             scene.add_sensor("robot", f"{sole}_pos", "framepos", site=sole)
@@ -291,15 +274,10 @@ class VelocityTask(Task[VelocityConfig]):
 
     def __init__(self, cfg: VelocityConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
-        robot, num, device = self.robot, self.num_envs, self.device
-        self.body = body = sim.articulation("robot")
-        self.num_actions = len(body.actuator_names)
+        robot, body, num, device = self.robot, self.body, self.num_envs, self.device
         names, weights, rough = body.joint_names, cfg.all_weights, cfg.terrain == "rough"
-        if body.actuator_names != names:
-            missing = sorted(set(names) - set(body.actuator_names))
-            raise TaskError(f"joints without a motor: {missing}", key=type(self).__name__)
         self.feet = [body.sensor(f"{foot}/ground") for foot in robot.feet]
-        self.lin_vel, self.ang_vel, self.root_lin_vel = map(body.sensor, ("lin_vel", "ang_vel", "root_lin_vel"))
+        self.root_lin_vel = body.sensor("root_lin_vel")
         self.axes = [body.sensor(name) for name in ("ahead", "left", "up")]
         self.torso_up = body.sensor("torso_up")
         self.sole_pos = [body.sensor(f"{sole}_pos") for sole in robot.soles]
@@ -309,14 +287,9 @@ class VelocityTask(Task[VelocityConfig]):
         if "self_contact" in weights:
             self.hits["self_contact"] = [body.sensor("self_contact")]
         self.sensors = {name: body.sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
-        self.pose = torch.tensor(robot.by_joint(names, "pose", 0.0), device=device)
-        self.scale = torch.tensor([motor.scale for motor in robot.by_joint(names, "motors")], device=device)
         widths = torch.tensor(robot.by_joint(names, "widths"), device=device)
         self.tightness = widths.T.pow(-2.0) / len(names)  # standing, walking, running
         self.gaits = torch.tensor([MOVING, RUNNING], device=device)
-        low, high = body.joint_limits.unbind(dim=1)
-        self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # of joints without limits
-        self.half_range = 0.5 * SOFT_LIMIT * (high - low)
         if "trot" in weights and len(robot.trot) != len(robot.feet):
             problem = f"the robot's `trot` needs a number for each of {len(robot.feet)} feet, got {len(robot.trot)}"
             raise ConfigError(problem, key="task.weights.trot", hint="Try task.weights.trot=0")
@@ -332,8 +305,6 @@ class VelocityTask(Task[VelocityConfig]):
         self.starts = torch.tensor(starts, device=device).T.contiguous()  # x, y, z, yaw / 2, time to a push, bias
         self.pushes = RootPushes(cfg.push, body, num, self.dt, device)
         self.zeros = torch.zeros(num, 3, device=device)
-        self.encoder_bias = torch.zeros(num, len(names), device=device)
-        self.last_actions = torch.zeros(num, self.num_actions, device=device)
         self.air_time = torch.zeros(num, len(robot.feet), device=device)  # since each foot left the ground [s]
         self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # of rewards()
         self.touched = torch.zeros_like(self.touches)  # a control step before
@@ -453,10 +424,6 @@ class VelocityTask(Task[VelocityConfig]):
         """Return the mean over joints of the squared deviation from the pose / squared width at this speed."""
         gait = torch.bucketize(command, self.gaits, right=True)
         return ((self.body.joint_pos - self.pose).square() * self.tightness.index_select(0, gait)).sum(dim=1)
-
-    def beyond_limits(self) -> Float[Tensor, " envs"]:
-        """Return the sum of joint angles beyond the middle 90 % of their range [rad]."""
-        return ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0).sum(dim=1)
 
     def swings(self) -> Float[Tensor, "envs feet"]:
         """Return 1 for feet that have been in the air for `AIR_TIMES`, else 0."""
