@@ -46,9 +46,9 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     With `vision=rgb` these are for the critic and a teacher. The policy gets the images `camera` from next to the rail,
     and finds the velocities in successive frames (`network.encoder.frames`).
 
-    Reward per step, from 0 to 1: (1 + cosine of the angle) / 2 x (1 + 0.1^(x^2)) / 2 x (1 + 0.1^(v^2)) / 2 x
-    (4 + 1 - a^2) / 5, with x the position of the cart / 2 m, v the angular velocity / 5 rad/s and a the action.
-    Start: in the middle, the pole hanging, each number off by a normal deviate of 0.01. No termination.
+    Reward per step, from 0 to 1: (1 + cosine of the angle) / 2 x (1 + 0.1^(x^2)) / 2 x (1 + 0.1^(v^2)) / 2 x (4 + 1 -
+    a^2) / 5, with x the position of the cart / 2 m, v the angular velocity / 5 rad/s and a the action. Start: in the
+    middle, the pole hanging, each number off by a normal deviate of 0.01. No termination.
     """
 
     Config = CartpoleSwingupConfig

@@ -49,12 +49,12 @@ class FrankaCubeStackConfig(TaskConfig):
 class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     """FrankaCubeStack: stack two cubes, A on B, and let go.
 
-    Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack. Differences: the
-    episode continues when the cubes are stacked, because ending it makes holding the cube at its goal worth more than
-    releasing it (`end_when_stacked=true` ends it, as the original does); the controller uses the Jacobian of the
-    gripping point, not of the hand; reduced torques keep joint speeds near their limits, which PhysX enforces; the
-    fingers' drives are softer (2000 N/m, 60 N s/m and at most 70 N; there 5000, 100 and 200). `success` in the log is
-    the share of episodes that end with cube A on cube B, released; `stacked` is the share of control steps.
+    Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack. Differences:
+    episodes continue when the cubes are stacked, since an end makes holding the cube at its goal worth more than
+    releasing it (`end_when_stacked=true` ends them); the controller uses the Jacobian of the gripping point, not of the
+    hand; reduced torques keep joint speeds near their limits, which PhysX enforces; the fingers' drives are softer
+    (2000 N/m, 60 N s/m, at most 70 N; there 5000, 100, 200). Log: `success`, share of episodes that end with cube A
+    released on cube B; `stacked`, share of control steps.
 
     Action space: 7 numbers in [-1, 1]: displacement of the gripping point / 0.1 m, rotation vector / 0.5 rad, and the
     gripper, open at 0 and above. With `control_type=joint_tor` 8: torques / (87 or 12 N m), and the gripper.

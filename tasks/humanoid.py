@@ -44,9 +44,8 @@ class Humanoid(Locomotion[HumanoidConfig]):
     | 75-86  | foot_wrench  | contact force and torque on the feet x 0.01, foot frame          | N, N m |
     | 87-107 | actions      | last action                                                      | -      |
 
-    Reward terms: progress (speed towards the target [m/s]), alive, up, heading, action cost, energy cost, joints at
-    their limits (both more for strong motors), and a penalty for falling that replaces the other terms. Start: joints
-    +-0.2 rad and +-0.1 rad/s around the reference pose, no leg inwards. Termination: the torso is lower than 0.8 m.
+    Reward terms: as in Ant; energy and joint limits cost more for strong motors. Start: joints +-0.2 rad and +-0.1
+    rad/s around the reference pose, no leg inwards. Termination: the torso is lower than 0.8 m.
     """
 
     Config = HumanoidConfig

@@ -73,52 +73,36 @@ class Eye:
 class Robot:
     """Legged robot of a task. Patterns match joint names; the first match counts.
 
-    Attributes:
-        name: Folder and file in tasks/assets, unless `file` is set.
-        root: Root body.
-        torso: Body to keep upright.
-        imu: Site of the IMU.
-        feet: Parts that stand on the ground: `body:<name>`, or `geom:<name>`.
-        soles: Sites at the feet, in the same order, for heights and velocities.
-        height: Height of the root at the start [m], to which `start_height` is added.
-        pose: Joint angles of the pose [rad], by pattern; 0 for the others.
-        motors: Motors, by pattern.
-        widths: Deviation from the pose that divides its reward by e [rad]: standing, walking, running; by pattern.
-        foot_ring: Radius [m] and points of a ring around each sole that samples rough ground.
-        thighs: Parts that must not touch rough ground, like `feet`; without them a tilt ends episodes there too.
-        shanks: Parts of `shank_contact`, like `feet`.
-        trot: 1 for feet that swing together in a trot, -1 for the others, in the order of `feet`.
-        elliptic: Whether friction cones are elliptic, with friction stiffer than the contact normal.
-        file: MJCF or URDF, or `menagerie:<robot>`. Its motors, sensors and floor are left out.
-        fixed_base: False frees the base of a file without a floating one.
-        sites: Body and place [m] of additional sites, by name.
-        eye: Depth camera, for `task.vision=depth`.
-        packages: Folders of the ROS packages in a URDF, by package.
-
     Raises:
         TaskError: Invalid value.
     """
 
-    name: str
-    root: str
-    torso: str
-    imu: str
-    feet: tuple[str, ...]
-    soles: tuple[str, ...]
-    height: float
-    pose: Mapping[str, float]
-    motors: Mapping[str, Motor]
+    name: str  # folder and file in tasks/assets, unless `file` is set
+    root: str  # root body
+    torso: str  # body to keep upright
+    imu: str  # site of the IMU
+    feet: tuple[str, ...]  # parts that stand on the ground: `body:<name>`, or `geom:<name>`
+    soles: tuple[str, ...]  # sites at the feet, in the same order, for heights and velocities
+    height: float  # of the root at the start [m], to which `start_height` is added
+    pose: Mapping[str, float]  # joint angles [rad], by pattern; 0 for the others
+    motors: Mapping[str, Motor]  # by pattern
+    # Deviation from the pose that divides its reward by e [rad]: standing, walking, running; by pattern.
     widths: Mapping[str, tuple[float, float, float]]
-    foot_ring: tuple[float, int] = (0.04, 4)
-    thighs: tuple[str, ...] = ()
-    shanks: tuple[str, ...] = ()
-    trot: tuple[float, ...] = ()
-    elliptic: bool = False
-    file: str | Path | None = None
-    fixed_base: bool | None = None
-    sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)
-    eye: Eye | None = None
-    packages: Mapping[str, str | Path] = field(default_factory=dict)
+    foot_ring: tuple[float, int] = (
+        0.04,
+        4,
+    )  # radius [m] and points of a ring around each sole that samples rough ground
+    thighs: tuple[
+        str, ...
+    ] = ()  # parts that must not touch rough ground, like `feet`; without them a tilt ends episodes
+    shanks: tuple[str, ...] = ()  # parts of `shank_contact`, like `feet`
+    trot: tuple[float, ...] = ()  # 1 for feet that swing together in a trot, -1 for the others, in the order of `feet`
+    elliptic: bool = False  # friction cones, with friction stiffer than the contact normal
+    file: str | Path | None = None  # MJCF, URDF or `menagerie:<robot>`; its motors, sensors and floor are left out
+    fixed_base: bool | None = None  # False frees the base of a file without a floating one
+    sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)  # new: body and place [m]
+    eye: Eye | None = None  # depth camera, for `task.vision=depth`
+    packages: Mapping[str, str | Path] = field(default_factory=dict)  # folders of the ROS packages in a URDF
 
     def __post_init__(self) -> None:
         for item in (*self.feet, *self.thighs, *self.shanks):
@@ -216,8 +200,7 @@ class Robot:
         )
 
 
-Rows = list[tuple[str, int, str]]
-"""Parts of an observation: name, size, meaning."""
+Rows = list[tuple[str, int, str]]  # parts of an observation: name, size, meaning
 
 
 Cfg = TypeVar("Cfg", bound=TaskConfig)

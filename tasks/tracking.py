@@ -137,10 +137,8 @@ class TrackingTask(Legged[TrackingConfig]):
     `final_obs` of that step has joints of the new frame and bodies of the old one.
 
     An action is the offset of the joint targets from the robot's pose, or with `action_around=clip` from the clip's
-    joints, so that an untrained policy is near the clip.
-
-    The anchor is a body in the middle of the robot. Targets are the reference moved to the robot's anchor in x and y
-    and turned to its yaw; heights stay the clip's.
+    joints, so that an untrained policy is near the clip. Targets are the reference moved to the robot's `anchor` in x
+    and y and turned to its yaw; heights stay the clip's.
 
     Reward terms, x weight x control step; each is exp(-squared error / sigma squared). With `reward=beyondmimic`:
 
@@ -160,13 +158,11 @@ class TrackingTask(Legged[TrackingConfig]):
     Start: a frame of a clip with noise (`start_noise`), joints in the middle 90 % of their range. `starts=adaptive`
     begins more often in seconds of the clips where episodes failed. Evaluations begin in the first frame of each clip.
 
-    Termination: the height of the anchor is off by `anchor_height_limit`, or that of a limb's end by
-    `end_height_limit`; or the heights of the up axes of the anchor and the clip's differ by more than
-    `anchor_tilt_limit`.
+    Termination: the height of the anchor is off by `anchor_height_limit`, that of a limb's end by `end_height_limit`,
+    or the z component of the anchor's up axis by `anchor_tilt_limit`.
 
     Log: `body_error`, mean distance of the bodies from their targets [m]; `anchor_error` [m]; `joint_error`, mean
-    difference of the joints [rad]; `ends_per_minute`, terminations; `start_entropy`, 1 for uniform starts, and
-    `start_top_bin`, the second chosen most.
+    [rad]; `ends_per_minute`, terminations; `start_entropy`, 1 for uniform starts; `start_top_bin`, likeliest second.
     """
 
     Config = TrackingConfig

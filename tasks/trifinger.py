@@ -73,10 +73,9 @@ MAPPED = {"joint_pos": 9, "joint_vel": 9, "cube_pos": 3, "cube_quat": 4, "goal_p
 class Trifinger(Task[TrifingerConfig]):
     """Trifinger: move a cube to a goal pose, 65 mm wide, with three fingers of three joints each.
 
-    Observations, actions, rewards and goals are those of IsaacGymEnvs' Trifinger (Allshire et al. 2021, arXiv
-    2108.09779), with quaternions wxyz (there xyzw). Its domain randomisation is the same, except the size of the cube.
-    Differences: the motors' safety damping acts at every physics step, not at every control step; the move by a reset
-    is not rewarded as movement or reaching.
+    Observations, actions, rewards, goals and domain randomisation are those of IsaacGymEnvs' Trifinger (Allshire et al.
+    2021, arXiv 2108.09779). Differences: quaternions are wxyz; the cube's size is fixed; the motors' safety damping
+    acts at every physics step, not control step; the move by a reset is not rewarded.
 
     Action space: 9 numbers in [-1, 1], torque / 0.36 N m: upper, middle and lower joint of the fingers 0 to 2.
 
@@ -108,9 +107,9 @@ class Trifinger(Task[TrifingerConfig]):
     share of control steps in which the cube is at its goal, within `position_tolerance` (and `rotation_tolerance`, at
     the difficulty with goal orientations).
 
-    With a curriculum three of four envs begin with the cube near its goal in position and yaw, and further away as the
-    share of their control steps at the goal rises: `near_success` in the log; `spread` is the share of the way. Only
-    the other envs, whose starts are always those of `difficulty`, count in `success`. Evaluations have no curriculum.
+    With a curriculum three of four envs begin with the cube near its goal, and further away (`spread`, share of the
+    way) as the share of their control steps at the goal rises (`near_success`). Only the other envs count in `success`.
+    Evaluations have no curriculum.
     """
 
     Config = TrifingerConfig

@@ -123,10 +123,8 @@ class VelocityTask(Legged[VelocityConfig]):
     included.
 
     On rough ground each env has its kind of patch. At the end of an episode it moves one level up if the robot is
-    further than half a patch from its middle, down if it is nearer than half of the commanded distance.
-
-    Log: mean error of velocity [m/s] and yaw rate [rad/s], `falls_per_minute`, and the straight-line `distance` [m] of
-    episodes that end.
+    further than half a patch from its middle, down if it is nearer than half of the commanded distance. Log: mean error
+    of velocity [m/s] and yaw rate [rad/s], `falls_per_minute`, straight-line `distance` [m] of episodes that end.
     """
 
     Config = VelocityConfig
@@ -186,14 +184,11 @@ class VelocityTask(Legged[VelocityConfig]):
             "lin_vel": AtSite(cls.robot.imu, "vector", "ang_vel"),
             "ang_vel": AtSite(cls.robot.imu, "pseudovector"),
             "gravity": "vector",
-            "joint_pos": "joints",
-            "joint_vel": "joints",
+            **dict.fromkeys(["joint_pos", "joint_vel"], "joints"),
             "actions": "actuators",
             "command": "planar_velocity",
             "heights": SCAN,
-            "foot_height": PerBody(soles),
-            "air_time": PerBody(soles),
-            "contact": PerBody(soles),
+            **dict.fromkeys(["foot_height", "air_time", "contact"], PerBody(soles)),
             "contact_force": PerBody(soles, "vector"),
             "depth": "image",
         }
