@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mujoco
 import torch
 
 import gpusim_rl
@@ -45,3 +46,9 @@ def plain_env(
     """Return an env of a class without a yaml, with `SETTINGS`."""
     cfg = task.Config(**{**SETTINGS, **settings})
     return VecEnv(task, cfg, make(sim, task.scene(cfg), num_envs, graph=False), seed, check=check)
+
+
+def task_model(task: str) -> mujoco.MjModel:
+    """Model of a task's scene with its settings."""
+    spec = prepare(task)
+    return spec.task_class.scene(spec.cfg.task).model  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ def turned(axis: Sequence[float], angles: Sequence[float]) -> Tensor:
 
 
 def put(env: VecEnv, **state: Tensor) -> None:
-    """Puts the robots 3 m up, joints in the middle of their ranges, but for what `state` says."""
+    """Put robots 3 m up with joints in the middle of their ranges, unless `state` overrides it."""
     robot, num = env.task.robot, env.num_envs
     middle = robot.joint_limits.mean(dim=1).expand(num, -1)
     standard = {"root_pos": torch.tensor([0.0, 0.0, 3.0]).expand(num, 3), "joint_pos": middle}

@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from gpusim_rl.api import prepare
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate
 from helpers.scenes import everywhere
 from helpers.sensing import update_sensors
-from helpers.task_envs import task_env
+from helpers.task_envs import task_env, task_model
 
 LEGS = {"LF": (1, 1), "LH": (-1, 1), "RF": (1, -1), "RH": (-1, -1)}  # forwards, to the left
 Z = torch.tensor([0.0, 0.0, 1.0])
-
-
 make_env = partial(task_env, "Anymal")
 
 
@@ -40,9 +37,7 @@ def foot(leg: str, haa: float, hfe: float, kfe: float) -> np.ndarray:
 
 
 def test_the_feet_are_where_the_published_model_has_them():
-    spec = prepare("Anymal")
-    run, task_class = spec.cfg, spec.task_class
-    model = task_class.scene(run.task).model
+    model = task_model("Anymal")
     data = mujoco.MjData(model)
     for angles in np.random.default_rng(0).uniform(-0.4, 0.4, (20, 4, 3)):
         data.qpos[7:] = angles.flatten()

@@ -10,6 +10,7 @@ import torch
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_from_axis_angle, quat_rotate, quat_yaw
 from gpusim_rl.errors import ConfigError
+from helpers.raised import raises
 from helpers.scenes import everywhere
 from helpers.sensing import update_sensors
 from helpers.task_envs import task_env
@@ -89,7 +90,7 @@ def test_every_reward_term_at_a_known_state():
 
 
 def stand(env: VecEnv, height: float = 0.53) -> None:
-    """Puts every robot onto the platform of its patch, still and in the stance, and lets it settle."""
+    """Put every robot onto the platform of its patch, at rest in the stance, and let it settle."""
     task = env.task
     still = torch.zeros(env.num_envs, 3)
     task.robot.set_state(
@@ -120,7 +121,7 @@ def test_it_stands_on_the_platforms_of_all_levels_and_kinds():
     assert env.task.on_ground.all() and (env.task.air_time == 0.0).all()
 
 
-def test_feet_that_land_are_paid_for_their_time_in_the_air_beyond_half_a_second():
+def test_landing_feet_are_rewarded_for_air_time_beyond_half_a_second():
     env = make_env()
     task = env.task
     stand(env)
@@ -195,15 +196,6 @@ def test_the_curriculum_goes_up_for_distance_and_down_for_failing_the_command():
     assert torch.equal(task.origin, torch.where(done[:, None], patches, before))
 
 
-def test_after_the_hardest_level_comes_a_random_one():
-    env = make_env(200, level=9)
-    task = env.task
-    task.robot.set_state(everywhere(env), root_pos=task.origin + 5.0 * X)
-    task.commands.value[:, :2] = torch.tensor([0.5, 0.0])
-    task.advance(everywhere(env))
-    assert set(task.levels.value.tolist()) == set(range(10))
-
-
 def test_new_episodes_begin_on_the_levels_that_a_training_has_reached():
     trained, shown = make_env(4), make_env(6)
     trained.task.levels.value.copy_(torch.tensor([3, 9, 0, 5]))
@@ -217,7 +209,7 @@ def test_new_episodes_begin_on_the_levels_that_a_training_has_reached():
     assert torch.equal(lower.task.origin[1], lower.task.terrain.origins[3, 1]), "on its highest level"
 
 
-def test_a_fixed_level_is_that_of_all_episodes_whatever_a_training_has_reached():
+def test_a_fixed_level_overrides_the_levels_of_a_checkpoint():
     trained, shown = make_env(4), make_env(6, fixed_level=7)
     trained.task.levels.value.copy_(torch.tensor([3, 9, 0, 5]))
     shown.begin_from(trained.state_dict())
@@ -226,7 +218,7 @@ def test_a_fixed_level_is_that_of_all_episodes_whatever_a_training_has_reached()
     task.advance(everywhere(shown))
     assert task.stats()["success"].tolist() == [1.0] * 6 and task.stats()["terrain_level"].tolist() == [7.0] * 6
     assert torch.equal(task.origin, task.terrain.origins[7, task.column])
-    with pytest.raises(ConfigError, match=r"task\.fixed_level must be null or from 0 to 9, got 10"):
+    with raises(ConfigError, key="task.fixed_level", expected="null or from 0 to 9", got=10):
         make_env(1, fixed_level=10)
 
 

@@ -13,13 +13,13 @@ import torch
 from gpusim_rl.tasks.franka_reach_camera import CAMERA, FOVY, LOOKS_AT
 from torch import Tensor
 
-from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.math import quat_conjugate, quat_from_axis_angle, quat_multiply
 from helpers.scenes import everywhere
-from helpers.task_envs import class_env
+from helpers.task_envs import class_env, task_model
 
 OPEN, CLOSED = 1.0, -1.0
+SPEED_LIMITS = torch.tensor([2.175] * 4 + [2.61] * 3)  # rad/s
 UP = torch.tensor([0.0, 0.0, 1.0])
 
 
@@ -60,9 +60,7 @@ def published_grip(joints: np.ndarray) -> np.ndarray:
 
 
 def test_the_gripping_point_is_where_the_published_table_has_it():
-    spec = prepare("FrankaCubeStack")
-    run, task_class = spec.cfg, spec.task_class
-    model = task_class.scene(run.task).model
+    model = task_model("FrankaCubeStack")
     data = mujoco.MjData(model)
     base = model.body("franka/link0").pos
     for joints in np.random.default_rng(0).uniform(-2.0, 2.0, (50, 7)):
@@ -103,7 +101,7 @@ def test_it_carries_its_own_weight(name):
 
 
 def reach(env: VecEnv, goal: Callable[[], Tensor], steps: int, gripper: float) -> dict[str, Tensor]:
-    """Leads the hand, level and facing the cabinet, to a point by inverse kinematics; the last step's reward terms."""
+    """Move the level hand to a point by inverse kinematics; return the last step's reward terms."""
     task = env.task
     dynamics = env.sim.articulation("franka").dynamics("grip")
     env.sim.refresh()
@@ -126,11 +124,8 @@ def test_the_drawer_opens_when_its_handle_is_grasped_and_pulled():
     def handle() -> Tensor:
         return task.handle.pos[:, 0]
 
-    def before() -> Tensor:
-        return handle() + torch.tensor([0.15, 0.0, 0.0])
-
     assert (task.stats()["opening"] == 0.0).all()
-    terms = reach(env, before, 150, OPEN)
+    terms = reach(env, lambda: handle() + torch.tensor([0.15, 0.0, 0.0]), 150, OPEN)
     distance = torch.linalg.vector_norm(handle() - task.hand.pos[:, 0], dim=1)
     torch.testing.assert_close(terms["distance"], 2.0 / (1.0 + distance**2) ** 2)
     torch.testing.assert_close(terms["rotation"], torch.full((4,), 0.5), atol=0.01, rtol=0.0)
@@ -161,7 +156,8 @@ def test_fingers_behind_the_handle_are_bad_style():
     env = make_env("FrankaCabinet", 2)
     task = env.task
     # beside the handle there is room up to the drawer; no motion would bring the hand there, so it is set there
-    task.robot.set_state(everywhere(env), joint_pos=_pose_behind(env))
+    stretched = torch.tensor([0.0, 0.9, 0.0, -0.6, 0.0, 1.5, 0.785, 0.02, 0.02])
+    task.robot.set_state(everywhere(env), joint_pos=stretched.expand(2, 9))
     env.sim.refresh()
     assert (task.hand.pos[:, 1, 0] < task.handle.pos[:, 0, 0] - 0.04).all()
     terms = task.rewards()
@@ -169,33 +165,27 @@ def test_fingers_behind_the_handle_are_bad_style():
     assert all((term == 0.0).all() for term in terms.values())
 
 
-def _pose_behind(env: VecEnv) -> Tensor:
-    """Arm stretched over the cabinet."""
-    joints = torch.tensor([0.0, 0.9, 0.0, -0.6, 0.0, 1.5, 0.785, 0.02, 0.02])
-    return joints.expand(env.num_envs, 9)
+def speeds(env: VecEnv, steps: int, hold: int) -> Tensor:
+    """Speeds of the arm's joints under random actions; blows, and big joints that fling the wrist, are left out."""
+    random, found = torch.Generator().manual_seed(0), []
+    for step in range(steps):
+        if step % hold == 0:
+            action = torch.randint(-1, 2, (env.num_envs, env.num_actions), generator=random).float()
+        env.step(action)
+        found.append(env.task.robot.joint_vel[:, :7].abs().clone())
+    return torch.cat(found).quantile(0.97, dim=0)
 
 
 def test_drives_keep_to_the_robots_speed_limits():
-    env = make_env("FrankaCabinet", 32)
-    limits = torch.tensor([2.175] * 4 + [2.61] * 3)
-    random = torch.Generator().manual_seed(0)
-    action, speeds = torch.zeros(32, 9), []
-    for step in range(200):
-        if step % 25 == 0:
-            action = torch.randint(-1, 2, (32, 9), generator=random).float()
-        env.step(action)
-        speeds.append(env.task.robot.joint_vel[:, :7].abs().clone())
-    # the big joints fling the wrist faster now and then, and so do blows
-    fast = torch.cat(speeds).quantile(0.97, dim=0)
-    assert (fast < 1.1 * limits).all(), fast
-    assert (fast > 0.9 * limits).all(), fast
+    fast = speeds(make_env("FrankaCabinet", 32), 200, 25)
+    assert (fast < 1.1 * SPEED_LIMITS).all() and (fast > 0.9 * SPEED_LIMITS).all(), fast
 
 
 # FrankaCubeStack
 
 
 def move(env: VecEnv, goal: Callable[[], Tensor], quat: Tensor, steps: int, gripper: float) -> dict[str, Tensor]:
-    """Moves the gripping point by the task's controller; the last step's reward terms."""
+    """Move the gripping point by the task's controller; return the last step's reward terms."""
     task, terms = env.task, {}
     for _ in range(steps):
         error = torch.cat([goal() - task.hand.pos[:, 0], rotation_between(task.hand.quat[:, 0], quat)], dim=1)
@@ -297,7 +287,7 @@ def test_cubes_start_anywhere_on_the_square_but_apart():
 
 
 def go(env: VecEnv, goal: Tensor, steps: int) -> list[dict[str, Tensor]]:
-    """Leads the point between the fingertips to places by inverse kinematics; statistics of each step."""
+    """Move the gripping point by inverse kinematics; return the statistics of each step."""
     task = env.task
     dynamics = task.robot.dynamics("grip")
     env.sim.refresh()
@@ -311,7 +301,7 @@ def go(env: VecEnv, goal: Tensor, steps: int) -> list[dict[str, Tensor]]:
 
 
 def give(env: VecEnv, targets: Tensor) -> None:
-    """Moves the targets, whose time goes on."""
+    """Move the targets without resetting their time."""
     env.task.target.value.copy_(targets)
     env.task.ball.set_state(everywhere(env), root_pos=targets)
 
@@ -342,7 +332,7 @@ def test_the_reward_of_a_reach_is_its_formula():
     torch.testing.assert_close(terms["joint_vel"], -1e-3 * dt * speed)
 
 
-def test_a_hand_reaches_all_corners_and_then_gets_other_targets():
+def test_a_hand_reaches_all_corners_and_then_gets_new_targets():
     env = make_env("FrankaReach", 8)
     task = env.task
     give(env, corners(env))
@@ -368,12 +358,7 @@ def test_a_reach_begins_near_the_pose_with_the_hand_above_the_ground_and_keeps_t
     middle = torch.tensor([0.5, 0.0, 0.325])
     published = torch.from_numpy(published_grip(task.pose[0, :7].double().numpy())[:3, 3]).float()
     torch.testing.assert_close(published, middle, atol=2e-3, rtol=0.0)
-    limits, speeds = torch.tensor([2.175] * 4 + [2.61] * 3), []
-    random = torch.Generator().manual_seed(0)
-    for _ in range(10):
-        action = torch.randint(-1, 2, (64, 7), generator=random).float()
-        speeds += [env.step(action) and task.robot.joint_vel[:, :7].abs().clone() for _ in range(8)]
-    assert (torch.cat(speeds).quantile(0.97, dim=0) < 1.1 * limits).all()
+    assert (speeds(env, 80, 8) < 1.1 * SPEED_LIMITS).all()
 
 
 # FrankaReachCamera

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
 from typing import Any
 
 import mujoco
@@ -63,17 +63,6 @@ def test_the_model_is_gymnasiums(name):
 # The step
 
 
-@dataclass
-class Seen:
-    """What occurred in the steps that were compared."""
-
-    healthy: int = 0
-    fell: int = 0
-    touched: int = 0
-    folded: int = 0
-    fast: int = 0
-
-
 @every_task
 def test_every_step_is_gymnasiums(name):
     """From one state and with one action: observation, reward, its terms and the end."""
@@ -84,7 +73,7 @@ def test_every_step_is_gymnasiums(name):
     env.task.robot.set_state(torch.ones(NUM_ENVS, dtype=torch.bool), joint_pos=qpos, joint_vel=qvel)
     step = env.step(actions)
     assert not step.diverged.any()
-    seen = Seen()
+    seen = Counter[str]()  # what occurred in the steps that were compared
     for env_id in range(NUM_ENVS):
         gym.reset()
         gym.set_state(qpos[env_id].double().numpy(), qvel[env_id].double().numpy())
@@ -96,13 +85,12 @@ def test_every_step_is_gymnasiums(name):
         for term, value in step.terms.items():
             assert float(value[env_id]) == pytest.approx(info[TERMS[term]], rel=1e-5, abs=1e-5), f"{where}: {term}"
         assert set(step.terms) == {term for term, key in TERMS.items() if key in info}
-        seen.healthy += not terminated
-        seen.fell += bool(terminated)
-        seen.touched += gym.data.ncon > 0
-        seen.folded += bool((gym.data.efc_type == mujoco.mjtConstraint.mjCNSTR_LIMIT_JOINT).any())
-        seen.fast += bool((np.abs(gym.data.qvel) > 10.0).any())
-    assert min(seen.healthy, seen.touched, seen.folded, seen.fast) > 20, seen
-    assert (seen.fell > 20) == (name != "HalfCheetah"), seen
+        seen["fell" if terminated else "healthy"] += 1
+        seen["touched"] += gym.data.ncon > 0
+        seen["folded"] += (gym.data.efc_type == mujoco.mjtConstraint.mjCNSTR_LIMIT_JOINT).any()
+        seen["fast"] += (np.abs(gym.data.qvel) > 10.0).any()
+    assert min(seen[what] for what in ("healthy", "touched", "folded", "fast")) > 20, seen
+    assert (seen["fell"] > 20) == (name != "HalfCheetah"), seen
 
 
 def states_and_actions(gym: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -540,7 +540,7 @@ def scattered_env(name: str) -> VecEnv:
 
 
 def bring_together(model: mujoco.MjModel, data: mujoco.MjData, body: str, other: str) -> None:
-    """Moves what the other body belongs to, or the first if that is the ground, until both touch."""
+    """Move the other body, or the first if the other is the ground, until both touch."""
     mover, sign = (other, 1.0) if other != "world" else (body, -1.0)
     free = model.body_jntadr[model.body_rootid[model.body(mover).id]]
     place = data.qpos[model.jnt_qposadr[free] :][:3]
@@ -564,7 +564,7 @@ def collision_geoms(model: mujoco.MjModel, body: str) -> list[int]:
 
 
 @every_case
-def test_an_observation_is_what_mujoco_says(name):
+def test_observations_equal_quantities_of_mujoco(name):
     env, case = scattered_env(name), CASES[name]
     envs = [OneEnv(env, index) for index in range(NUM_ENVS)]
     observed = env.clean_obs()
