@@ -443,7 +443,7 @@ def test_a_robot_and_its_mirror_image_see_mirror_images(monkeypatch):
 
 
 def test_other_vision_is_refused(monkeypatch):
-    with pytest.raises(ConfigError, match=r"^task.vision .*depth.*rgb"):
+    with pytest.raises(ConfigError, match=r"^task.vision: .*depth.*rgb"):
         make_env(num_envs=1, vision="rgb")
     with pytest.raises(ConfigError, match=r"^task.observations.heights"):
         make_env(num_envs=1, **SEES, terrain="rough", rough=PATCHES, observations={"heights": 3})
