@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusim_rl import __version__
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say, warn
+from gpusim_rl.errors import ConfigError, available, friendly_errors, say, warn
 from gpusim_rl.files import paths
 from gpusim_rl.learned import Learned, learned
 
@@ -94,8 +94,7 @@ def load_command(name: str) -> Callable[..., Any]:
     file = files.get(name.replace("_", "-"))
     if file is None or not file.is_file():
         names = [*BUILT_IN, *files]
-        hint = f"{did_you_mean(name, names)} Available: {', '.join(names)}"
-        raise ConfigError(f"unknown command {name!r}", hint=hint)
+        raise ConfigError(f"unknown command {name!r}", hint=available(name, names))
     spec = importlib.util.spec_from_file_location(f"gpusim_rl_command_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

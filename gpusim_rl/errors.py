@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import ModuleType
@@ -116,6 +116,11 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     return f" Did you mean {close!r}?" if close else ""
 
 
+def available(name: str, options: Collection[str]) -> str:
+    """Return a hint that suggests the option most similar to `name`, and lists all."""
+    return f"{did_you_mean(name, options)} Available: {', '.join(options) or 'none'}"
+
+
 def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
     """Import a module that the extra `extra` of this package installs; see `import_optional`."""
     return import_optional(module, f"gpusim-rl[{extra}]", needed_by)
@@ -134,7 +139,7 @@ def import_optional(module: str, requirement: str, needed_by: str) -> ModuleType
         # An installed module that fails to import something else is a bug to show, not a missing package.
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise ConfigError(f"{needed_by} needs {module}: pip install '{requirement}'") from None
+        raise ConfigError(f"{module} is missing", key=needed_by, hint=f"Try pip install '{requirement}'") from None
 
 
 def first_line(error: BaseException) -> str:
@@ -202,7 +207,7 @@ def friendly_errors() -> Iterator[None]:
             say(f"error: {text}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from None
         if is_out_of_memory(error):
-            say(f"error: out of memory ({first_line(error)}); {_memory_advice()}", file=sys.stderr)
+            say(f"error: out of memory ({first_line(error)}). {_memory_advice()}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from None
         trace = traceback.TracebackException.from_exception(error)
         trace.stack[:] = [frame for frame in trace.stack if f"-packages{os.sep}hydra{os.sep}" not in frame.filename]
@@ -225,8 +230,8 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
     except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
         if not is_out_of_memory(error):
             raise
-        reason, half = first_line(error), max(1, num_envs // 2)
-        raise ConfigError(f"out of memory with num_envs={num_envs} ({reason}); try num_envs={half}") from None
+        hint = f"Try num_envs={max(1, num_envs // 2)}"
+        raise ConfigError(f"out of memory ({first_line(error)})", key=f"num_envs={num_envs}", hint=hint) from None
 
 
 def described(error: Exception | SystemExit) -> str:
@@ -253,5 +258,5 @@ def address_space_limit_bytes() -> int | None:
 def _memory_advice() -> str:
     limit = address_space_limit_bytes()
     if limit is None:
-        return "try to free some memory, or a smaller num_envs"
-    return f"the address space is limited to {limit / 1e9:.3g} GB, try ulimit -v unlimited"
+        return "Try freeing memory, or a smaller num_envs"
+    return f"The address space is limited to {limit / 1e9:.3g} GB. Try ulimit -v unlimited"

@@ -11,7 +11,7 @@ import pytest
 
 from gpusim_rl.errors import ConfigError, TaskError, closest, friendly_errors, import_extra, printable, say, warn
 from helpers.commands import ROOT
-from helpers.raised import message
+from helpers.raised import raises
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,8 @@ def test_other_errors_keep_their_traceback(capsys):
 
 
 def test_missing_extra_says_what_to_install():
-    with pytest.raises(ConfigError) as info:
+    with raises(ConfigError, key="tools/record.py", hint="Try pip install 'gpusim-rl[view]'"):
         import_extra("no_such_library", "view", "tools/record.py")
-    assert message(info) == ("tools/record.py needs no_such_library: pip install 'gpusim-rl[view]'")
 
 
 def test_an_extra_that_is_broken_inside_is_not_called_missing(tmp_path, monkeypatch):

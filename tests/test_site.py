@@ -86,7 +86,7 @@ def test_a_missing_extra_is_one_line_before_the_work(build_site, module, tmp_pat
         build_site.main(["--out", str(tmp_path)])
     assert end.value.code == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and f"needs {module}: pip install 'gpusim-rl[docs]'" in error
+    assert error.count("\n") == 1 and f"{module} is missing. Try pip install 'gpusim-rl[docs]'" in error
 
 
 def test_a_page_is_written_whole_or_not_at_all(build_site, tmp_path, monkeypatch):

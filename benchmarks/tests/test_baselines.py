@@ -231,7 +231,7 @@ def test_a_library_that_is_not_installed_is_one_line(name, module, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ConfigError) as error:
         build(name)
-    assert str(error.value) == f"baseline {name} needs {module}: pip install '{LIBRARIES[name][1]}'"
+    assert (error.value.key, error.value.hint) == (f"baseline {name}", f"Try pip install '{LIBRARIES[name][1]}'")
 
 
 def test_policies_that_only_ours_has_are_refused():

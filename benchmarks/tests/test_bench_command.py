@@ -169,7 +169,7 @@ def test_num_envs_may_be_a_list():
 def test_without_matplotlib_there_is_one_line_and_no_picture(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert bench.draw({}, tmp_path / "bench.png") is False
-    assert capsys.readouterr().err == "the picture needs matplotlib.figure: pip install 'gpusim-rl[view]'\n"
+    assert capsys.readouterr().err == "the picture: matplotlib.figure is missing. Try pip install 'gpusim-rl[view]'\n"
     assert not (tmp_path / "bench.png").exists()
 
 

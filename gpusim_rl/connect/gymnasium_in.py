@@ -19,7 +19,8 @@ try:
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
     from gymnasium.vector.utils import concatenate, create_empty_array
 except ModuleNotFoundError:
-    raise ConfigError("task=Gymnasium needs gymnasium: pip install 'gpusim-rl[gymnasium]'") from None
+    hint = "Try pip install 'gpusim-rl[gymnasium]'"
+    raise ConfigError("gymnasium is missing", key="task=Gymnasium", hint=hint) from None
 
 from gpusim_rl.connect import gymnasium_spaces as spaces
 from gpusim_rl.connect.checked_env import END_INFO, HANGS_S, MOST_NUMBERS, WRONG, conform, numbers_of, raised, returned

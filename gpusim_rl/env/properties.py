@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gpusim_rl.env.stateful import Stateful
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim import Param, Sim
 from gpusim_rl.sim.actuators import DAMPING, RESISTANCE, STIFFNESS, is_dc_motor, is_dc_servo
 from gpusim_rl.sim.params import FIELDS
@@ -77,8 +77,7 @@ class ActorProperties(Stateful):
         known = self.sim.articulation(self.name).joint_names
         for name in elements or []:
             if name not in known:
-                hint = f"{did_you_mean(name, known)} Available: {', '.join(known)}"
-                raise TaskError(f"{self.name!r} has no joint {name!r}", hint=hint)
+                raise TaskError(f"{self.name!r} has no joint {name!r}", hint=available(name, known))
         if not known:
             raise TaskError(f"{self.name!r} has no joints")
         return list(known if elements is None else elements)
@@ -295,8 +294,7 @@ class Inertia(Stateful):
     def _find(self, elements: Sequence[str] | None) -> tuple[list[str], Tensor]:
         for name in elements or []:
             if name not in self.names:
-                hint = f"{did_you_mean(name, self.names)} Available: {', '.join(self.names)}"
-                raise TaskError(f"{self._owner!r} has no body with mass {name!r}", hint=hint)
+                raise TaskError(f"{self._owner!r} has no body with mass {name!r}", hint=available(name, self.names))
         names = list(self.names if elements is None else elements)
         columns = [self.names.index(name) for name in names]
         return names, torch.tensor(columns, dtype=torch.int64, device=self.density.device)

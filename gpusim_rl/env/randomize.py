@@ -18,7 +18,7 @@ from gpusim_rl.env.pushes import Pusher, Pushes
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import SeededDraws, Stateful
 from gpusim_rl.env.task import control_steps
-from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.errors import ConfigError, available
 from gpusim_rl.settings.checks import plain
 from gpusim_rl.settings.schema import Count, Positive
 from gpusim_rl.sim import Sim
@@ -207,8 +207,7 @@ class Randomizer(SeededDraws, Stateful):
         for name in actors:
             node, path = _section(actors, name, f"{PATH}.actor_params"), f"{PATH}.actor_params.{name}"
             if name not in (*known, GROUND):
-                hint = f"{did_you_mean(name, known)} Available: {', '.join(known)}"
-                raise ConfigError(f"the scene has no {name!r}", key=path, hint=hint)
+                raise ConfigError(f"the scene has no {name!r}", key=path, hint=available(name, known))
             _check_keys(node, path, ("color", "pushes", *SECTIONS) if name in known else ("rigid_shape_properties",))
             if node.get("color"):
                 logger.info("%s.color has no effect. For camera images, try rigid_shape_properties.color", path)
@@ -260,8 +259,7 @@ def _check_keys(node: Mapping[str, Any], path: str, known: Iterable[str]) -> Non
         if key not in known and key in NOT_HERE:
             raise ConfigError(NOT_HERE[key], key=f"{path}.{key}")
         if key not in known:
-            hint = f"{did_you_mean(key, known)} Available: {', '.join(known)}"
-            raise ConfigError(f"unknown key '{path}.{key}'", hint=hint)
+            raise ConfigError(f"unknown key '{path}.{key}'", hint=available(key, known))
 
 
 def _parse(cls: type[T], node: Mapping[str, Any], key: str, path: str) -> T | None:

@@ -67,8 +67,8 @@ def check_is_data(node: Any, path: str = "") -> None:
 
     def not_data(value: Any, where: str) -> ConfigError:
         name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        what = "a checkpoint holds tensors, numbers, text, lists and dicts"
-        return ConfigError(f"the state to save has a {name} at {where}; {what}")
+        expected = "tensors, numbers, text, lists and dicts"
+        return ConfigError(f"the state to save has a {name} at {where}", expected=expected)
 
     kind = type(node)
     if kind in (dict, OrderedDict):

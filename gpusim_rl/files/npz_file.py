@@ -29,7 +29,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
     `UNPACKED_BYTES`.
     """
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder: expected an npz file")
+        raise ConfigError("it is a folder", key=str(path), expected="an npz file")
     try:
         with safe_open.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -48,7 +48,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
     except ConfigError:
         raise
     except Exception as error:  # zip and numpy fail on foreign bytes in a dozen ways
-        raise ConfigError(f"{path} is no npz file: {first_line(error)}") from None
+        raise ConfigError(f"not an npz file: {first_line(error)}", key=str(path)) from None
 
 
 def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, on_one_line, say
+from gpusim_rl.errors import ConfigError, available, friendly_errors, on_one_line, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.machine.hardware import has_cuda
@@ -189,8 +189,7 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
     for task, name in itertools.product(known or {"without a yaml": [FULL]}, names):
         options = known.get(task, [FULL])
         if name not in ("auto", *options):
-            hint = f"{did_you_mean(name, options)} Available: {', '.join(options)}"
-            raise ConfigError(f"task {task} has no recipe {name!r}", hint=hint)
+            raise ConfigError(f"task {task} has no recipe {name!r}", hint=available(name, options))
         _store_recipe(name)
     if "auto" not in names or ("recipe" not in typed and all(options == [FULL] for options in known.values())):
         return list(arguments)

@@ -136,7 +136,7 @@ def check_record(overrides: Any, file: Path) -> None:
     for text in overrides:
         key = key_of(text).partition("/")[0].partition(".")[0]
         if not (is_override(text) or text.startswith("~")) or key == "hydra":
-            raise ConfigError(f"{file} has {text!r}: run settings have no flags and none of Hydra's")
+            raise ConfigError(key=str(file), expected="settings without flags and Hydra's own", got=text)
 
 
 def repeating_words(
@@ -161,7 +161,7 @@ def repeating_words(
         node: Any = settings
         for name in key.split("."):
             if not isinstance(node, dict) or name not in node:
-                raise ConfigError(f"{where} has no {key}, which its command line sets")
+                raise ConfigError(f"no {key}, which its command line sets", key=str(where))
             node = node[name]
         if not all(KEY.fullmatch(name) for name in keys_in(node)):
             raise ConfigError(f"{key} has names that need quoting", key=str(where))
@@ -170,7 +170,7 @@ def repeating_words(
     task = last_value(overrides, "task") or default_choice("task")
     entry = tasks(config_dir, outside=True).get(task)
     if entry is None or entry.target != settings["task"].get("_target_"):
-        raise ConfigError(f"{where} has another task than {task}, which its command line names")
+        raise ConfigError(f"its task is not {task}, which its command line names", key=str(where))
     names = recipes(task, config_dir)
     if len(names) > 1 and settings["recipe"] in names:
         words["recipe"] = f"recipe={settings['recipe']}"

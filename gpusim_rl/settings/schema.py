@@ -61,7 +61,7 @@ def _check_order(settings: Any, low: str, high: str, *, strict: bool = False) ->
     """Raise ValueError unless `low <= high` (`low < high` if `strict`)."""
     a, b = getattr(settings, low), getattr(settings, high)
     if a > b or (strict and a == b):
-        raise ValueError(f"{low} must {'be below' if strict else 'not exceed'} {high}, got {a} and {b}")
+        raise ValueError(f"{low}={a} must be {'below' if strict else 'at most'} {high}={b}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ class TeacherConfig:
         if self.run is not None and not self.weight:
             raise ValueError("run has no effect with weight=0. Try weight=1")
         if self.begin and not self.end:
-            raise ValueError("begin has no effect with end=0, a constant weight. Try an end")
+            raise ValueError("begin has no effect with end=0, a constant weight. Try setting end")
         _check_order(self, "begin", "end")
 
 
@@ -305,7 +305,7 @@ class SupervisedConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.network.separate:
-            raise ValueError("no value function. Try network.separate=false")
+            raise ValueError("there is no value function. Try network.separate=false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,7 +461,7 @@ class OffPolicyConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         if self.learning_starts > self.replay.capacity:
             problem = f"learning_starts={self.learning_starts} exceeds replay.capacity={self.replay.capacity}"
-            raise ValueError(f"{problem}: it would never learn. Try learning_starts={self.replay.capacity // 10 or 1}")
+            raise ValueError(f"{problem}: no update would run. Try learning_starts={self.replay.capacity // 10 or 1}")
         if self.batch_size > self.learning_starts:
             problem = f"batch_size={self.batch_size} exceeds learning_starts={self.learning_starts}"
             raise ValueError(f"{problem}. Try learning_starts={self.batch_size}")
@@ -565,7 +565,7 @@ class PretrainedConfig:
             raise ValueError(f"init_from={self.init_from} cannot be trained further. Try pretrained.freeze=true")
         if self.frames > 1 and not self.freeze:
             advice = f"Try the algorithm's own, such as ppo.network.encoder.frames={self.frames}"
-            raise ValueError(f"frames is for a frozen encoder. {advice}")
+            raise ValueError(f"frames needs freeze=true. {advice}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -683,7 +683,7 @@ class RunConfig:
             problem = f"num_actors={number} has no effect without actors"
             raise ConfigError(problem, hint="Try num_actors=null, or actors=process")
         if actors is not None and self.multi_gpu:
-            raise ConfigError(f"multi_gpu=true with actors={actors}: actors send to one learner. Try multi_gpu=false")
+            raise ConfigError("actors send to one learner", key="multi_gpu=true", hint="Try multi_gpu=false")
 
 
 ALGORITHMS: dict[str, tuple[str, type]] = {

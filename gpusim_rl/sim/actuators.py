@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available, did_you_mean
 
 Value = float | Mapping[str, float]  # one number for all joints, or numbers by joint name or pattern (`*_hip`)
 
@@ -36,22 +36,22 @@ def add_actuators(
 ) -> None:
     """Add an actuator to each joint; see `Scene.add_actuators`. `drivable` maps hinges and slides by their names."""
     if kind not in INPUT:
-        raise TaskError(f"kind must be one of {list(INPUT)}, got {kind!r}.{did_you_mean(str(kind), INPUT)}")
+        raise TaskError(key="kind", expected=f"one of {list(INPUT)}", got=kind, hint=did_you_mean(str(kind), INPUT))
     patterns = [joints] if isinstance(joints, str) else list(joints)
     matches = [_matches(pattern, drivable) for pattern in patterns]
     chosen = [name for name in drivable if any(match[name] for match in matches)]
     driven = {actuator.target for actuator in spec.actuators if actuator.trntype in _ON_JOINTS}
     for name in chosen:
         if drivable[name].name in driven:
-            raise TaskError(f"joint {name!r} has an actuator already; a joint has one")
+            raise TaskError(f"joint {name!r} already has an actuator")
     by_joint = {argument: _by_joint(argument, value, chosen) for argument, value in values.items()}
     for argument in _NEEDS[kind]:
         if by_joint[argument] is None:
             raise TaskError(f"kind={kind!r} needs {argument}")
     for argument in _REFUSES[kind]:
         if by_joint[argument] is not None:
-            hint = "; kind='position' with a velocity_limit is a servo with such a motor" if kind == "dc_motor" else ""
-            raise TaskError(f"kind={kind!r} has no {argument}{hint}")
+            hint = "Try kind='position' with a velocity_limit: a servo with such a motor" if kind == "dc_motor" else ""
+            raise TaskError(f"kind={kind!r} has no {argument}", hint=hint)
     given = {argument: numbers for argument, numbers in by_joint.items() if numbers is not None}
     for name in chosen:
         drive = {argument: numbers[name] for argument, numbers in given.items()}
@@ -62,7 +62,7 @@ def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
     """Return for each name whether the pattern matches it; raise TaskError if none does."""
     matches = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
     if not any(matches.values()):
-        raise TaskError(f"{pattern!r} matches no joint.{did_you_mean(pattern, known)} There are {list(known)}")
+        raise TaskError(f"{pattern!r} matches no joint", hint=available(pattern, known))
     return matches
 
 
@@ -75,17 +75,17 @@ def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict
         for pattern, number in value.items():
             for name in (name for name, match in _matches(pattern, dict.fromkeys(joints)).items() if match):
                 if name in source:
-                    raise TaskError(f"{argument}: both {source[name]!r} and {pattern!r} match joint {name!r}")
+                    raise TaskError(f"both {source[name]!r} and {pattern!r} match joint {name!r}", key=argument)
                 numbers[name], source[name] = number, pattern
         if missing := [name for name in joints if name not in numbers]:
-            raise TaskError(f"{argument}: no number for {missing}; it has {list(value)}")
+            raise TaskError(f"no number for {', '.join(missing)}", key=argument, got=dict(value))
     else:
         numbers = dict.fromkeys(joints, value)
     for name, number in numbers.items():
         least = "above 0" if argument in _POSITIVE else "at least 0"
         right = isinstance(number, int | float) and math.isfinite(number) and number >= 0.0
         if not right or (argument in _POSITIVE and number == 0.0):
-            raise TaskError(f"{argument} of joint {name!r} must be {least}, got {number!r}")
+            raise TaskError(key=f"{argument} of joint {name!r}", expected=least, got=number)
     return {name: float(number) for name, number in numbers.items()}
 
 
@@ -102,7 +102,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
     stall = drive.get("stall_effort", effort)
     if "velocity_limit" in drive:
         if stall is None:
-            raise TaskError(f"joint {name!r}: a velocity_limit needs an effort_limit, or a stall_effort")
+            raise TaskError("velocity_limit needs effort_limit or stall_effort", key=f"joint {name!r}")
         # MuJoCo's DC motor at 1 V, with its servo: torque K (V - K w) / R is `stall` at rest, 0 at the velocity limit.
         constant = 1.0 / drive["velocity_limit"]
         actuator.set_to_dcmotor(
@@ -112,7 +112,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
             ctrlspec=INPUT[kind],
         )
     elif "stall_effort" in drive:
-        raise TaskError("stall_effort needs a velocity_limit: the two make the torque-speed line")
+        raise TaskError("stall_effort needs velocity_limit", key=f"joint {name!r}")
     elif kind == "position":
         actuator.set_to_position(kp=stiffness, kv=damping)
     elif kind == "velocity":
@@ -133,7 +133,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
     dt, delay = spec.option.timestep, drive.get("delay", 0.0)
     most = drive.get("max_delay", delay)
     if most < delay:
-        raise TaskError(f"joint {name!r}: max_delay {most} s is less than delay {delay} s")
+        raise TaskError(f"max_delay {most} s is below delay {delay} s", key=f"joint {name!r}")
     steps, most_steps = (math.ceil(seconds / dt - 1e-6) for seconds in (delay, most))
     if most_steps:
         actuator.delay = max(0.0, (steps - 0.5) * dt)  # as `whole_steps`

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available, did_you_mean
 from gpusim_rl.sim.bodies import Bodies, Contacts, Mocap, MujocoTensors, Sensor, Sites
 from gpusim_rl.sim.dynamics import Dynamics
 from gpusim_rl.sim.masks import check_shape, columns, read_columns, write_columns, write_where
@@ -63,7 +63,7 @@ class Articulation:
         self._sim, self._scene, self._model, self.name = sim, scene, model, name
         bodies = scene.elements_of(name, "body")
         if not bodies:
-            raise TaskError(f"the scene has no articulation {name!r}; it has {scene.articulation_names}")
+            raise TaskError(f"no articulation {name!r}", hint=available(name, scene.articulation_names))
         joints = scene.elements_of(name, "joint")
         self._body_ids, self.body_names = list(bodies.values()), list(bodies)
         self._joint_ids, self.joint_names = list(joints.values()), list(joints)
@@ -166,7 +166,7 @@ class Articulation:
     def joint_effort(self) -> Float[Tensor, "envs joints"]:
         """Actuator force on each joint in the last physics step [N m or N], 0 after a reset."""
         if self._efforts is None:
-            raise TaskError(f"{self.name!r} has no effort sensors; call scene.add_effort_sensors in the task's scene()")
+            raise TaskError(f"{self.name!r} has no effort sensors", hint="Try scene.add_effort_sensors in scene()")
         return self._sim.sensordata[:, self._efforts]
 
     @property
@@ -208,13 +208,13 @@ class Articulation:
         """Return mass matrix, and Jacobian of a body, with the scene's masses: per-world changes are ignored."""
         (body_id,) = self._find("body", [body])
         if not self._joint_ids:
-            raise TaskError(f"{self.name!r} has no joints, and so no dynamics of joints")
+            raise TaskError(f"{self.name!r} has no joints, so no dynamics")
         return Dynamics(self._sim, self._joint_ids, self._body_ids, body_id)
 
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
         """Set the controls, in the order of `actuator_names`; they hold until set again."""
         names = self.actuator_names
-        hint = f"a task that passes its action on has num_actions = {len(names)}"
+        hint = f"Try num_actions = {len(names)} if the action is the control"
         check_shape(f"{self.name!r}.actuate(): control", control, (self._sim.num_envs, len(names)), names, hint)
         write_columns(self._sim.ctrl, self._controls, control)
 
@@ -264,11 +264,11 @@ class Articulation:
     def _check_state(self, where: Bool[Tensor, " envs"], state: Mapping[str, Tensor | None]) -> None:
         call, num_envs, joints = f"{self.name!r}.set_state():", self._sim.num_envs, self.joint_names
         if not self.free_root and any(state[key] is not None for key in _ROOT_WIDTHS):
-            hint = f"; try .mocap({self.body_names[0]!r}).set(where, pos=...)" if self._root_mocap >= 0 else ""
-            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set{hint}")
+            hint = f"Try .mocap({self.body_names[0]!r}).set(where, pos=...)" if self._root_mocap >= 0 else ""
+            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set", hint=hint)
         check_shape(f"{call} where", where, (num_envs,))
         if where.dtype != torch.bool:
-            raise TaskError(f"{call} where is {where.dtype}, expected torch.bool")
+            raise TaskError(key=f"{call} where", expected="torch.bool", got=where.dtype)
         for key, value in state.items():
             names = () if key in _ROOT_WIDTHS else joints
             if value is not None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError
+from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim.masks import check_shape, columns, write_where
 from gpusim_rl.sim.quaternion import quat_multiply, quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
@@ -128,7 +128,8 @@ class Mocap:
         self._sim, self._name, self._id = sim, model.body(body).name, int(model.body_mocapid[body])
         if self._id < 0:
             bodies = [model.body(i).name for i in np.flatnonzero(model.body_mocapid >= 0)]
-            raise TaskError(f'body {self._name!r} has no mocap="true" in its file; the scene has {bodies or "none"}')
+            hint = available(self._name, bodies)
+            raise TaskError(f'body {self._name!r} has no mocap="true" in its file', hint=hint)
         sim.uses("mocap_pos")
         sim.uses("mocap_quat")
         pos, quat = (torch.from_numpy(each[self._id]).to(sim.device) for each in mocap_start(model))

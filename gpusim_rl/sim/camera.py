@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, uint8
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available
 
 OUTPUTS = ("rgb", "depth", "segmentation")
 FAR = 100.0  # depth of the far plane, and of pixels that show nothing [m]
@@ -42,24 +42,22 @@ def add_camera(
     call = f"Scene.add_camera({camera.name!r})"
     _check(call, camera)
     if fovy is not None and not 0.0 < fovy < 180.0:
-        raise TaskError(f"{call}: fovy must be above 0 and below 180 degrees, got {fovy}")
+        raise TaskError(key=f"{call}: fovy", expected="above 0 and below 180 degrees", got=fovy)
     known = [each.name for each in spec.cameras]
     if camera.name in known:
         if (body, pos, quat, target) != (None, None, None, None):
-            raise TaskError(f"{call}: a file has this camera; its body, pos, quat and target cannot be given too")
+            raise TaskError("a file defines this camera, with its body, pos, quat and target", key=call)
         if fovy is not None:
             spec.camera(camera.name).fovy = fovy
         return
     if pos is None:
-        raise TaskError(
-            f"{call}: no file has a camera of this name, and a new one needs a pos.{did_you_mean(camera.name, known)}"
-            f" The files have {known or 'none'}"
-        )
+        hint = available(camera.name, known)
+        raise TaskError("no file has this camera, and a new one needs pos", key=call, hint=hint)
     bodies = [each.name for each in spec.bodies[1:]]  # without the world
     if body is not None and body not in bodies:
-        raise TaskError(f"{call}: no body {body!r}.{did_you_mean(body, bodies)} The scene has {bodies}")
+        raise TaskError(f"no body {body!r}", key=call, hint=available(body, bodies))
     if quat is not None and target is not None:
-        raise TaskError(f"{call}: expected quat or target, got both")
+        raise TaskError("quat and target exclude each other", key=call)
     for name, value, length in (("pos", pos, 3), ("quat", quat, 4), ("target", target, 3)):
         if value is None or (len(value) == length and np.isfinite(value).all() and (name != "quat" or any(value))):
             continue
@@ -83,14 +81,14 @@ def _check(call: str, camera: SceneCamera) -> None:
         if not valid:
             raise TaskError(key=f"{call}: {name}", expected=expected, got=getattr(camera, name))
     if camera.samples > 1 and "rgb" not in outputs:
-        raise TaskError(f"{call}: samples={camera.samples} is for rgb, and outputs are {outputs}")
+        raise TaskError(key=f"{call}: samples", expected="1 without rgb in outputs", got=camera.samples)
 
 
 def _look(call: str, pos: Sequence[float], target: Sequence[float]) -> list[float]:
     """Return the orientation of a camera at `pos` that faces `target`, z up."""
     backward = np.subtract(pos, target, dtype=np.float64)
     if not backward.any():
-        raise TaskError(f"{call}: target must be another point than pos, got {list(target)}")
+        raise TaskError(key=f"{call}: target", expected="a point other than pos", got=list(target))
     backward /= np.linalg.norm(backward)
     right = np.cross([0.0, 0.0, 1.0], backward)
     right = right / np.linalg.norm(right) if np.linalg.norm(right) > 1e-6 else np.array([0.0, -1.0, 0.0])  # +x is up
@@ -135,5 +133,5 @@ class CameraImages:
     def _output(self, name: str) -> Tensor:
         if name not in self._tensors:
             outputs = (*self.outputs, name)
-            raise TaskError(f"camera {self.name!r} draws no {name}; try scene.add_camera(..., outputs={outputs})")
+            raise TaskError(f"camera {self.name!r} draws no {name}", hint=f"Try add_camera(..., outputs={outputs})")
         return self._tensors[name]

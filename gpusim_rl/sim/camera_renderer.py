@@ -88,7 +88,7 @@ class CameraRenderer:
         self._pool = ThreadPoolExecutor(self._num_threads, "camera") if self._num_threads > 1 else None
         self._source = model = copy.copy(scene.model)
         if model.nflex:
-            raise ConfigError("sim.camera: the cameras draw no flexible bodies, and this scene has some")
+            raise ConfigError("cameras cannot draw the flexible bodies of this scene", key="sim.camera")
         model.stat.extent, model.vis.map.zfar = 1.0, FAR  # the far plane is their product
         model.opt.solver, model.opt.cone = mujoco.mjtSolver.mjSOL_NEWTON, mujoco.mjtCone.mjCONE_PYRAMIDAL
         model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER  # it is never stepped
@@ -97,7 +97,7 @@ class CameraRenderer:
                 self._model = mjw.put_model(model)
                 self._data = mjw.make_data(model, nworld=len(qpos), nconmax=1, njmax=1)
             except (NotImplementedError, ValueError) as error:
-                raise ConfigError(f"sim.camera: MuJoCo Warp cannot draw this scene: {first_line(error)}") from None
+                raise ConfigError(f"MuJoCo Warp cannot draw the scene: {first_line(error)}", key="sim.camera") from None
         arrays = (self._data.qpos, self._data.mocap_pos, self._data.mocap_quat)
         self._moved = [(wp.to_torch(a), b) for a, b in zip(arrays, state, strict=True) if a.size]
         self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}  # by every, groups of geoms, samples
@@ -112,7 +112,7 @@ class CameraRenderer:
         if camera.name in self._images:
             return self._images[camera.name]
         if not np.isin(self._source.geom_group, camera.groups).any():
-            raise TaskError(f"camera {camera.name!r}: the scene has no geoms in the groups {camera.groups}")
+            raise TaskError(f"the scene has no geoms in the groups {camera.groups}", key=f"camera {camera.name!r}")
         self._check_memory(camera)
         (height, width), key = camera.size, (camera.every, camera.groups, camera.samples)
         shapes = {"rgb": (3,), "depth": (), "segmentation": ()}
@@ -210,7 +210,7 @@ class CameraRenderer:
     def _context(self, cameras: list[SceneCamera]) -> mjw.RenderContext:
         one = cameras[0]  # a context has one value of some settings
         if one.samples > 1 and "cam_fovy" in self._own:
-            raise TaskError(f"camera {one.name!r} has samples={one.samples}: sim.param('cam_fovy') needs samples=1")
+            raise TaskError(f"sim.param('cam_fovy') needs samples=1, got {one.samples}", key=f"camera {one.name!r}")
         return mjw.create_render_context(
             self._source,
             nworld=self._num_envs,

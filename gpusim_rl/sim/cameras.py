@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Bool
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available
 from gpusim_rl.files.provenance import check_versions
 from gpusim_rl.settings.simulators import WARP_PACKAGES
 from gpusim_rl.sim.camera import CameraImages
@@ -36,8 +36,7 @@ class Cameras:
         """Return the images of a camera; see `Sim.camera`."""
         cameras = self._scene.cameras
         if name not in cameras:
-            known = [*cameras] or "none"
-            raise TaskError(f"sim.camera: no camera {name!r}.{did_you_mean(name, cameras)} The scene has {known}")
+            raise TaskError(f"no camera {name!r}", key="sim.camera", hint=available(name, cameras))
         return self._renderer.images(cameras[name])
 
     def own(self, field: str) -> Tensor:

@@ -51,7 +51,7 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
 def check_warp(user: str, hint: str = "") -> None:
     """Raise ConfigError unless MuJoCo Warp, which `user` needs, can be imported."""
     if sys.version_info < WARP_PYTHON:  # the pip command would fail
-        raise ConfigError("{} needs Python 3.11 or later, got {}.{}{}".format(user, *sys.version_info[:2], hint))
+        raise ConfigError(key=user, expected="Python 3.11 or later", got=tuple(sys.version_info[:2]), hint=hint)
     import_optional("mujoco_warp", WARP_PACKAGES[1], user)
 
 
@@ -64,7 +64,7 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
     if scene.model.nv == 0:
         raise TaskError("the scene has no joints: nothing in it can move")
     if simulator.uses_warp:
-        check_warp(f"sim={choice.name}", "; try sim=mujoco sim_device=cpu")
+        check_warp(f"sim={choice.name}", "Try sim=mujoco sim_device=cpu")
     check_versions(f"sim={simulator.name}", simulator.needs, OLDER)
     module = importlib.import_module(f"gpusim_rl.sim.{simulator.name}")
     return getattr(module, simulator.cls)(scene, num_envs, cfg, choice.device)

@@ -8,7 +8,7 @@ import math
 import mujoco
 import numpy as np
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,7 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
     """
     names = [key.name for key in spec.keys]
     if keyframe not in names:
-        hint = f"{did_you_mean(keyframe, names)} Available: {', '.join(names) or 'none'}"
-        raise TaskError(f"no keyframe {keyframe!r}", hint=hint)
+        raise TaskError(f"no keyframe {keyframe!r}", hint=available(keyframe, names))
     before = spec.compile()
     pose = np.array(spec.keys[names.index(keyframe)].qpos)
     if len(pose) != before.nq:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim.scene import Scene
 
 ARMATURE = 1.7e-4  # guessed armature per largest torque [kg m^2 / N m]; Go1, Go2 and G1 have 1.4e-4 to 3.3e-4
@@ -162,8 +162,7 @@ class _Reader:
         feet = {}
         for name in names:
             if name not in bodies and name not in geoms:
-                hint = f"{did_you_mean(name, [*bodies, *geoms])} Available: {', '.join([*bodies, *geoms])}"
-                raise TaskError(f"no body or shape {name!r}", key="--feet", hint=hint)
+                raise TaskError(f"no body or shape {name!r}", key="--feet", hint=available(name, [*bodies, *geoms]))
             shapes = self.shapes_of(bodies[name]) if name in bodies else [geoms[name]]
             if not shapes:
                 raise TaskError(f"body {name!r} has no shape that can touch the ground", key="--feet")

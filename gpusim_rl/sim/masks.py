@@ -41,12 +41,12 @@ def write_columns(
         target.index_copy_(1, found, value.to(target.dtype))
 
 
-def check_shape(what: str, value: object, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
+def check_shape(key: str, value: object, shape: tuple[int, ...], names: Sequence[str] = (), hint: str = "") -> None:
     """Raise TaskError unless `value` is a tensor of this shape; torch would broadcast a smaller one."""
     if isinstance(value, Tensor) and value.shape == shape:
         return
-    got = f"has shape {list(value.shape)}" if isinstance(value, Tensor) else f"is a {type(value).__name__}"
+    got = list(value.shape) if isinstance(value, Tensor) else type(value)
     if isinstance(value, Tensor) and value.shape in (shape[1:], (1, *shape[1:])):
-        hint = f"for the same in all envs, .expand({', '.join(map(str, shape))})"
+        hint = f"Try .expand({', '.join(map(str, shape))}) for the same in all envs"
     of = f" for {list(names)}" if names else ""
-    raise TaskError(f"{what} {got}, expected {list(shape)}{of}" + (f"; {hint}" if hint else ""))
+    raise TaskError(key=key, expected=f"a tensor of shape {list(shape)}{of}", got=got, hint=hint)

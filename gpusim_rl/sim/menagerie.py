@@ -29,7 +29,7 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
     try:
         package: Any = import_extra("mujoco_menagerie", "robots", source)
     except ConfigError as error:
-        raise TaskError(str(error)) from None
+        raise TaskError(error.problem, key=error.key, hint=error.hint) from None
     names = package.names()
     if robot_name not in names:
         hint = f"{did_you_mean(robot_name, names)} `python -m mujoco_menagerie names` lists all {len(names)}"

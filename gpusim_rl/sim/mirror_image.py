@@ -157,7 +157,7 @@ class MirrorImage:
             else:
                 raise TaskError(f"{self._name!r} has no body or site {name!r}")
             if other not in names:
-                raise TaskError(f"the image of {name!r} is {other!r}, which is not among {list(names)}")
+                raise TaskError(f"{other!r}, the mirror image of {name!r}, is missing", got=list(names))
             index.append(list(names).index(other))
         return index
 
@@ -194,8 +194,8 @@ class MirrorImage:
                 swap.signs[k] *= -1.0
         (kind, label, sign), least = min(flips.items(), key=lambda item: item[1])
         if least < WRONG:
-            problem = f"{kind} {label!r} has the sign {-sign:+.0f}, and moves the other way; expected {sign:+.0f}"
-            raise TaskError(f"the mirror image of {self._name!r}: {problem}")
+            key = f"the mirror image of {self._name!r}: {kind} {label!r}"
+            raise TaskError(key=key, expected=f"the sign {sign:+.0f}", got=-sign)
         raise self._none(f"accelerations differ from their images by {100 * found:.0f} %")
 
     def _difference(self) -> float:

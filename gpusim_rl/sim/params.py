@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim.actuators import has_steps, whole_steps
 from gpusim_rl.sim.masks import columns, read_columns, write_columns, write_where
 from gpusim_rl.sim.scene import Scene
@@ -128,7 +128,7 @@ class Params:
     def find(self, name: str, articulation: str | None, elements: Sequence[str] | None) -> Param:
         """Return a parameter; see `Sim.param`."""
         if name not in FIELDS:
-            raise TaskError(f"sim.param: no parameter {name!r}.{did_you_mean(name, FIELDS)} There are {list(FIELDS)}")
+            raise TaskError(f"no parameter {name!r}", key="sim.param", hint=available(name, FIELDS))
         ids, names = find_elements(self._scene, name, articulation, elements)
         if name not in self.values:
             self.values[name] = self._expand(name)
@@ -165,19 +165,19 @@ def find_elements(
     kind, model, label = FIELDS[name].of, scene.model, f"sim.param({name!r})"
     if kind == "world":
         if articulation is not None or elements is not None:
-            raise TaskError(f"{label} belongs to the world, not to {articulation!r}")
+            raise TaskError(f"it belongs to the world, not to {articulation!r}", key=label)
         return [], []
     if kind in _OF_SCENE:
         if articulation is not None:
-            raise TaskError(f"{label} belongs to the scene, not to {articulation!r}; name its {kind}s in `elements`")
+            hint = f"Try the names of {kind}s in `elements`"
+            raise TaskError(f"it belongs to the scene, not to {articulation!r}", key=label, hint=hint)
         numbers = range(getattr(model, _OF_SCENE[kind]))
         rows = {getattr(model, kind)(i).name or f"{kind}{i}": [i] for i in numbers}
         owner, part, lacking = "the scene", kind, f"{kind}s"
     else:
         known = [*scene.articulation_names, *([GROUND] if kind == "geom" else [])]
         if articulation not in known:
-            hint = did_you_mean(articulation or "", known)
-            raise TaskError(f"{label}: no articulation {articulation!r}.{hint} The scene has {known}")
+            raise TaskError(f"no articulation {articulation!r}", key=label, hint=available(articulation or "", known))
         label, owner = f"sim.param({name!r}, {articulation!r})", repr(articulation)
         if kind == "geom":
             rows, part = _geoms(scene, articulation, FIELDS[name].pictures), "body with geoms"
@@ -189,18 +189,18 @@ def find_elements(
             lacking = f"{'bodies' if part == 'body' else part + 's'} with a {name}"
     if elements is not None:
         for element in (element for element in elements if element not in rows):
-            hint = did_you_mean(element, rows)
-            raise TaskError(f"{label}: no {part} {element!r}.{hint} There are {list(rows)}")
+            raise TaskError(f"no {part} {element!r}", key=label, hint=available(element, rows))
         rows = {element: rows[element] for element in elements}
     if name in LIMITED:
         has = getattr(model, LIMITED[name]).reshape(len(model_values(model, name)), -1)[:, 0]
         free = [key for key, ids in rows.items() if not has[ids].all()]
         if elements is not None and free:
-            delay, limits = "delay; try scene.add_actuators(..., max_delay=...)", "limits in the MJCF; add some there"
-            raise TaskError(f"{label}: {free[0]!r} has no {delay if name == 'actuator_delay' else limits}")
+            limits, delay = ("limits", "adding some to the MJCF"), ("delay", "scene.add_actuators(..., max_delay=...)")
+            lack, fix = delay if name == "actuator_delay" else limits
+            raise TaskError(f"{free[0]!r} has no {lack}", key=label, hint=f"Try {fix}")
         rows = {key: ids for key, ids in rows.items() if key not in free}
     if not rows:
-        raise TaskError(f"{label}: {owner} has no {lacking}")
+        raise TaskError(f"{owner} has no {lacking}", key=label)
     names = [key for key, ids in rows.items() for _ in ids]
     return [row for ids in rows.values() for row in ids], names
 

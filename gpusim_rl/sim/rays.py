@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim.masks import check_shape
 from gpusim_rl.sim.scene import Scene
 
@@ -27,10 +27,10 @@ class RayGroups:
         known = self._scene.articulation_names
         for name in names:
             if name not in known:
-                raise TaskError(f"rays: the scene has no articulation {name!r}.{did_you_mean(name, known)}")
+                raise TaskError(f"no articulation {name!r}", key="rays", hint=available(name, known))
         self._ignored += [name for name in names if name not in self._ignored]
         if len(self._ignored) >= NUM_GROUPS:
-            raise TaskError(f"rays can pass through {NUM_GROUPS - 1} articulations, got {', '.join(self._ignored)}")
+            raise TaskError(key="rays", expected=f"at most {NUM_GROUPS - 1} ignored articulations", got=self._ignored)
         model = self._scene.model
         group = np.zeros(model.ngeom, dtype=np.int32)
         for number, name in enumerate(self._ignored, start=1):

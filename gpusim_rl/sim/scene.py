@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError
+from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim import actuators, ground, menagerie
 from gpusim_rl.sim.camera import SceneCamera, add_camera
 from gpusim_rl.sim.option import SceneOption
@@ -269,7 +269,7 @@ class Scene:
 
     def _check_name(self, call: str, articulation: str) -> None:
         if articulation not in self.articulation_names:
-            hint = f"Available: {', '.join(self.articulation_names)}"
+            hint = available(articulation, self.articulation_names)
             raise TaskError(f"no {articulation!r}", key=f"Scene.{call}", hint=hint)
 
     def _joints_of(self, articulation: str) -> list[mujoco.MjsJoint]:
@@ -373,7 +373,7 @@ class Scene:
         wrench = [_CONTACT_FORCE | _CONTACT_TORQUE | _CONTACT_POS, _REDUCE_NETFORCE, 1]
         for body in (f"{self.prefix(name)}{body}" for body in bodies):
             if body not in known:
-                hint = f"Available: {', '.join(sorted(known))}"
+                hint = available(body, sorted(known))
                 raise TaskError(f"no body {body!r}", key="Scene.add_contact_sensor", hint=hint)
             if body in self.contact_sensors:
                 continue

@@ -6,7 +6,7 @@ from typing import Any
 
 import mujoco
 
-from gpusim_rl.errors import TaskError, did_you_mean
+from gpusim_rl.errors import TaskError, available, did_you_mean
 
 # Kinds that need only the pose of a site, and kinds that MuJoCo addresses by the body, not by its frame.
 _SITE_AXES = ("gyro", "accelerometer", "velocimeter", "magnetometer", "force", "torque", "rangefinder")
@@ -54,8 +54,7 @@ def add_sensor(
         names = [each.name for each in (spec.bodies if element == "body" else getattr(spec, f"{element}s"))]
         known = [full.removeprefix(prefix) for full in names if full.startswith(prefix)]
         if target not in known:
-            hint = f"{did_you_mean(target, known)} Available: {', '.join(known) or 'none'}"
-            raise TaskError(f"no {element} {target!r}", key=call, hint=hint)
+            raise TaskError(f"no {element} {target!r}", key=call, hint=available(target, known))
         if element == "body" and kind in _SITE_AXES:
             spec.body(prefix + target).add_site(name=prefix + name)
             element, target = "site", name

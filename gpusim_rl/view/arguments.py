@@ -51,7 +51,7 @@ def check_video(path: Path, size: tuple[int, int]) -> None:
     if path.suffix != ".mp4":
         raise ConfigError(key="video", expected="a name ending in .mp4", got=path.name)
     if size[0] % 2 or size[1] % 2 or min(size) < 2:
-        raise ConfigError(f"width and height of a video must be even, got {size[0]}x{size[1]}")
+        raise ConfigError(key="width and height of a video", expected="even numbers", got=size)
 
 
 def open_player(args: argparse.Namespace, **options: Any) -> Player:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from gpusim_rl import connect
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import provenance
+from helpers.raised import raises
 
 ADAPTERS = [(name, *connect.LIBRARIES[library]) for name, library in connect._MODULES.items()]
 each = pytest.mark.parametrize(("adapter", "module", "requirement"), ADAPTERS)
@@ -18,7 +18,7 @@ each = pytest.mark.parametrize(("adapter", "module", "requirement"), ADAPTERS)
 @each
 def test_a_missing_library_is_named_with_the_pip_command(monkeypatch, adapter, module, requirement):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=re.escape(f"needs {module}: pip install '{requirement}'")):
+    with raises(ConfigError, problem=f"{module} is missing", hint=f"Try pip install '{requirement}'"):
         getattr(connect, adapter)
 
 

@@ -296,7 +296,7 @@ def test_configuration_fields_are_set_by_name(changes, key, words):
 def test_a_library_that_is_missing_or_another_version_is_one_line():
     for task, name in (("IsaacLab", "isaaclab"), ("MjLab", "mjlab")):
         spec = prepare(task, env={"id": "Some-Env"}, device="cpu")
-        with pytest.raises(ConfigError, match=f"task={task} .*needs {name}: pip install "):
+        with pytest.raises(ConfigError, match=f"task={task}.*: {name} is missing. Try pip install"):
             spec.task_class.from_settings(spec.cfg.env, num_envs=2, seed=0, device=CPU)
     for kind, switch in (("isaaclab", "compute_final_obs"), ("mjlab", "auto_reset")):
         library = Library()

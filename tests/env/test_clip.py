@@ -141,12 +141,12 @@ def names(shape: str, kind: str, data: bytes = b"") -> bytes:
 
 LETTERS = np.arange(0x4E00, 0x4E00 + 9_999, dtype="<u4")
 STRANGE = {
-    "empty": (b"", "is no npz file: it is empty"),
+    "empty": (b"", "not an npz file: it is empty"),
     "text": (b"time,x,y\n0,1,2\n", "File is not a zip file"),
     "a pickle": (pickle.dumps(Evil()), "File is not a zip file"),
     "a pickle inside": (objects(), "it holds Python objects, which could run code"),
-    "a pickle as an array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "is no npz file: "),
-    "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "is no npz file: "),
+    "a pickle as an array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "not an npz file: "),
+    "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "not an npz file: "),
     "20 million names of no letters": (names("(20_000_000,)", "<U0"), "larger than its entry"),
     "a name of a million letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names: expected a list"),
     "names that are numbers": (names("(1,)", "<f4", bytes(4)), "joint_names: expected a list"),

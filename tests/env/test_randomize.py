@@ -712,7 +712,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (of_rover(DOF, damping=draw(1, 2, names=["moter"])), "'rover' has no joint 'moter'. Did you mean 'motor'?"),
     (of_rover(BODY, mass=draw(1, 2, names=["hul"])), "has no body with mass 'hul'. Did you mean 'hull'?"),
     (of_rover(BODY, mass=draw(1, 2, names=["hull", "hull"])), "a list of different names or null, got ["),
-    (of_rover(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits in the MJCF"),
+    (of_rover(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits"),
     (of_rover(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "mass: setup_only and interval_s"),
     ({"actor_params": {"crate": {DOF: {"damping": MORE}}}}, "dof_properties.damping: 'crate' has no joints"),
     ({"actor_params": {"rover": {"pushes": {"interval_s": [1, 2]}}}}, "pushes: expected either velocity"),

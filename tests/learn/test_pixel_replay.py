@@ -20,6 +20,7 @@ from gpusim_rl.learn.replay import Trajectory, Transitions
 from gpusim_rl.spaces import Box
 from helpers.fakes import Outcome, RandomEnv
 from helpers.off_policy import store
+from helpers.raised import raises
 from helpers.states import saved_bytes
 
 CPU = torch.device("cpu")
@@ -227,7 +228,7 @@ def test_frames_that_hardly_change_take_little_memory() -> None:
 def test_without_lz4_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lz4", None)
     monkeypatch.delitem(sys.modules, "lz4.block", raising=False)
-    with pytest.raises(ConfigError, match=r"needs lz4\.block: pip install 'gpusim-rl\[encoders\]'$"):
+    with raises(ConfigError, problem="lz4.block is missing", hint="Try pip install 'gpusim-rl[encoders]'"):
         make(2 * BLOCK, 1, stack=2, compress=True)
 
 

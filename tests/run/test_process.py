@@ -107,8 +107,8 @@ def test_far_too_many_envs_are_a_warning_and_one_line(tmp_path):
     command = f"ulimit -v 8000000; exec {sys.executable} {ROOT / 'train.py'} task=Ant num_envs=20000000 device=cpu"
     done = run_command("bash", "-c", command, cwd=tmp_path, check=False)
     assert done.returncode == 2, done.stderr
-    said = re.search(r"^num_envs=20000000 probably does not fit: .* GB are free; (try .*)$", done.stderr, re.M)
-    assert said and re.search(rf"^error: out of memory with num_envs=20000000 .*; {said[1]}$", done.stderr, re.M)
+    said = re.search(r"^num_envs=20000000 probably does not fit: .* GB are free; try (.*)$", done.stderr, re.M)
+    assert said and re.search(rf"^error: num_envs=20000000: out of memory .* Try {said[1]}$", done.stderr, re.M)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -834,12 +834,12 @@ def test_an_allocation_that_fails_is_one_line_and_leaves_nothing(tmp_path, monke
         raise MemoryError("Unable to allocate 3.00 TiB for an array")
 
     monkeypatch.setattr(make_env, "make_sim", full)
-    refused(tmp_path, "out of memory with num_envs=8 (Unable to allocate 3.00 TiB for an array); try num_envs=4")
+    refused(tmp_path, "num_envs=8: out of memory (Unable to allocate 3.00 TiB for an array). Try num_envs=4")
 
 
 def test_missing_tensorboard_is_said_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    refused(tmp_path, "log.tensorboard=true needs tensorboard: pip install", log={"tensorboard": True})
+    refused(tmp_path, "log.tensorboard=true: tensorboard is missing", log={"tensorboard": True})
 
 
 def test_an_evaluation_runs_one_whole_episode_per_env_and_writes_its_result_only(trained, tmp_path, capfd):

@@ -100,7 +100,7 @@ def test_known_keys_are_the_composed_keys(composed):
 
 def test_relations_between_fields_are_checked():
     for override, words in [
-        ("ppo.learning_rate_min=0.1", "ppo: learning_rate_min must not exceed"),
+        ("ppo.learning_rate_min=0.1", "ppo: learning_rate_min=0.1 must be at most"),
         ("ppo.network.log_std_init=9", "ppo.network: log_std_init"),
         ("task.physics_hz=100", "task.physics_hz"),
     ]:

@@ -334,27 +334,25 @@ def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"joints": "shouldr"}, r"'shouldr' matches no joint. Did you mean 'shoulder'\? There are \['shoulder'"),
-        ({"joints": ["elbow", "*_hip"]}, r"'\*_hip' matches no joint. There are "),
-        ({"joints": ["elbow", "left*"]}, "joint 'left_finger' has an actuator already; a joint has one"),
-        ({"kind": "positon"}, r"kind must be one of .*, got 'positon'\. Did you mean 'position'\?"),
+        ({"joints": "shouldr"}, r"'shouldr' matches no joint. Did you mean 'shoulder'\? Available: shoulder, "),
+        ({"joints": ["elbow", "*_hip"]}, r"'\*_hip' matches no joint. Available: "),
+        ({"joints": ["elbow", "left*"]}, "joint 'left_finger' already has an actuator"),
+        ({"kind": "positon"}, r"kind: expected one of .*, got 'positon'\. Did you mean 'position'\?"),
         ({"stiffness": None}, "kind='position' needs stiffness"),
         ({"kind": "torque"}, "kind='torque' has no stiffness"),
-        ({"kind": "dc_motor", "velocity_limit": 3.0}, "kind='dc_motor' has no stiffness; kind='position' with"),
+        ({"kind": "dc_motor", "velocity_limit": 3.0}, "kind='dc_motor' has no stiffness. Try kind='position'"),
         ({"kind": "dc_motor", "stiffness": None}, "kind='dc_motor' needs velocity_limit"),
-        ({"stiffness": -1.0}, "stiffness of joint 'elbow' must be at least 0, got -1.0"),
-        ({"damping": math.nan}, "damping of joint 'elbow' must be at least 0, got nan"),
-        ({"effort_limit": 0.0}, "effort_limit of joint 'elbow' must be above 0, got 0.0"),
-        ({"delay": -0.1}, "delay of joint 'elbow' must be at least 0, got -0.1"),
-        ({"delay": 0.02, "max_delay": 0.01}, "joint 'elbow': max_delay 0.01 s is less than delay 0.02 s"),
+        ({"stiffness": -1.0}, "stiffness of joint 'elbow': expected at least 0, got -1.0"),
+        ({"damping": math.nan}, "damping of joint 'elbow': expected at least 0, got nan"),
+        ({"effort_limit": 0.0}, "effort_limit of joint 'elbow': expected above 0, got 0.0"),
+        ({"delay": 0.02, "max_delay": 0.01}, "joint 'elbow': max_delay 0.01 s is below delay 0.02 s"),
         ({"stiffness": {"elbw": 3.0}}, r"'elbw' matches no joint. Did you mean 'elbow'\?"),
         ({"stiffness": {"*": 3.0, "elbow": 4.0}}, r"stiffness: both '\*' and 'elbow' match joint 'elbow'"),
-        ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}},
-         r"stiffness: no number for \['shoulder'\]; it has \['elbow'\]"),
-        ({"stall_effort": 3.0}, "stall_effort needs a velocity_limit"),
+        ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}}, "stiffness: no number for shoulder"),
+        ({"stall_effort": 3.0}, "joint 'elbow': stall_effort needs velocity_limit"),
         ({"name": "leg"}, r"no 'leg'. Available: arm"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_drive_is_one_line(arguments, line):
     scene = Scene(100)
     scene.add("arm", ROBOTS / "arm.urdf")
@@ -368,7 +366,7 @@ def test_a_wrong_drive_is_one_line(arguments, line):
 def test_a_velocity_limit_without_an_effort_is_one_line(disc):
     scene = Scene(100)
     scene.add("disc", disc)
-    with pytest.raises(TaskError, match=r"joint 'spin': a velocity_limit needs an effort_limit, or a stall_effort$"):
+    with pytest.raises(TaskError, match=r"joint 'spin': velocity_limit needs effort_limit"):
         scene.add_actuators("disc", "spin", kind="torque", velocity_limit=3.0)
 
 
@@ -376,5 +374,5 @@ def test_a_delay_that_the_drive_has_not_cannot_be_drawn(disc):
     sim, _ = driven("mujoco", disc, kind="torque")
     with pytest.raises(TaskError, match="'disc' has no such delays"):
         write(sim, "delay", 0.0, 0.0, 0.0)
-    with pytest.raises(TaskError, match=r"'spin' has no delay; try scene.add_actuators\(..., max_delay=...\)"):
+    with pytest.raises(TaskError, match=r"'spin' has no delay\. Try scene.add_actuators"):
         sim.param("actuator_delay", "disc", ["spin"])

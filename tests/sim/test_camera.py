@@ -22,6 +22,7 @@ from gpusim_rl.files import provenance
 from gpusim_rl.sim import Scene, Sim, SimChoice, camera_renderer, params
 from gpusim_rl.sim.camera import FAR, SKY
 from gpusim_rl.testing.sync_counter import SyncCounter
+from helpers.raised import raises
 from helpers.scenes import ANT, ant_scene, everywhere, make, only, randomize_ants
 
 SIMS = [("mujoco", 3), ("mjwarp", 1)]
@@ -441,9 +442,9 @@ def test_every_field_of_pictures_has_a_case():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"name": "wrost"}, "no file has a camera of this name, and a new one needs a pos"),
+        ({"name": "wrost"}, "needs pos"),
         ({"name": "marble/owm"}, "Did you mean 'marble/own'?"),
-        ({"name": "marble/own", "pos": (0, 0, 1)}, "cannot be given too"),
+        ({"name": "marble/own", "pos": (0, 0, 1)}, "a file defines this camera"),
         ({"body": "marble/marbel"}, "Did you mean 'marble/marble'?"),
         ({"name": "there"}, "already"),
         ({"size": (64, 0)}, "from 1 to 4096 pixels, got (64, 0)"),
@@ -451,12 +452,12 @@ def test_every_field_of_pictures_has_a_case():
         ({"every": 0}, "every: expected"),
         ({"groups": (6,)}, "0 to 5"),
         ({"samples": 0}, "samples: expected a number from 1 to 8, got 0"),
-        ({"samples": 2, "outputs": ("depth",)}, "samples=2 is for rgb"),
+        ({"samples": 2, "outputs": ("depth",)}, "samples: expected 1 without rgb"),
         ({"fovy": 180.0}, "below 180 degrees"),
         ({"pos": (0, 0)}, "pos: expected 3 finite"),
         ({"quat": (0, 0, 0, 0)}, "quat: expected 4"),
-        ({"quat": (1, 0, 0, 0), "target": (0, 0, 0)}, "got both"),
-        ({"target": (0, 0, 1)}, "another point than pos"),
+        ({"quat": (1, 0, 0, 0), "target": (0, 0, 0)}, "exclude each other"),
+        ({"target": (0, 0, 1)}, "a point other than pos"),
     ],
 )
 def test_a_wrong_camera_is_refused_in_one_line(arguments, words):
@@ -472,9 +473,9 @@ def test_a_camera_that_there_is_not(make_sim):
     scene = marble_scene()
     scene.add_camera("eye", pos=(0, -3, 1))
     sim = make_sim(scene)
-    with pytest.raises(TaskError, match=r"no camera 'eyes'\. Did you mean 'eye'\? The scene has \['eye'\]"):
+    with raises(TaskError, key="sim.camera", hint="Did you mean 'eye'? Available: eye"):
         sim.camera("eyes")
-    with pytest.raises(TaskError, match=r"draws no depth; try scene.add_camera\(..., outputs=\('rgb', 'depth'\)\)"):
+    with raises(TaskError, hint="Try add_camera(..., outputs=('rgb', 'depth'))"):
         _ = sim.camera("eye").depth
     for name, words in (("cam_pos", "camera 'wrist'"), ("light_dir", "light 'wrist'"), ("mat_rgba", "material")):
         with pytest.raises(TaskError, match=f"no {words}"):
@@ -492,7 +493,7 @@ def test_what_a_scene_has_not_is_not_drawn():
         sim.camera("empty")
     sim.camera("smooth")
     sim.param("cam_fovy", None, ["smooth"])
-    with pytest.raises(TaskError, match=r"camera 'smooth' has samples=2: sim.param\('cam_fovy'\) needs samples=1"):
+    with pytest.raises(TaskError, match=r"camera 'smooth': .*cam_fovy.* needs samples=1"):
         sim.draw()
 
 
@@ -509,15 +510,14 @@ def test_more_memory_than_there_is_is_one_line(name, monkeypatch):
 
 def test_a_training_says_which_num_envs_to_try(monkeypatch):
     monkeypatch.setattr(camera_renderer, "memory_available_bytes", lambda: 1000)
-    said = r"out of memory with num_envs=6 \(camera 'side' needs .*try num_envs=3"
-    with pytest.raises(ConfigError, match=said), one_line_if_out_of_memory(6):
+    with pytest.raises(ConfigError, match=r"camera 'side' needs .*\. Try num_envs=3"), one_line_if_out_of_memory(6):
         make_env(Watched)
 
 
 def test_without_mujoco_warp_one_line_has_the_pip_command(monkeypatch):
     sim = make("mujoco", ant_with_eye(), 2)
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
-    with pytest.raises(ConfigError, match=r"a camera needs mujoco_warp: pip install 'mujoco-warp>="):
+    with raises(ConfigError, key="a camera", hint="Try pip install 'mujoco-warp>=4.0,<5'"):
         sim.camera("eye")
 
 
@@ -538,7 +538,7 @@ def test_what_the_ray_caster_cannot_draw_is_one_line():
     )
     scene.add("thing", spec)
     scene.add_camera("eye", pos=(0, -3, 1))
-    with pytest.raises(ConfigError, match="draw no flexible bodies"):
+    with pytest.raises(ConfigError, match="flexible bodies"):
         make("mujoco", scene, 1).camera("eye")
 
 

@@ -14,6 +14,7 @@ from gpusim_rl.api import make_env
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files.paths import assets_dir, robot_file
 from gpusim_rl.sim import Scene, SimChoice, make_sim, menagerie
+from helpers.raised import raises
 from helpers.scenes import sim_config
 
 # As Menagerie's files are: options, a light and a camera outside and inside of the robot, sensors, a stance.
@@ -229,7 +230,7 @@ def test_a_robot_that_lacks_what_its_elements_name_is_named_by_the_scene(monkeyp
 
 def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_menagerie", None)
-    with pytest.raises(TaskError, match=r"needs mujoco_menagerie: pip install 'gpusim-rl\[robots\]'$"):
+    with raises(TaskError, hint="Try pip install 'gpusim-rl[robots]'"):
         scene_of("menagerie:unitree_go1")
 
 

@@ -192,9 +192,8 @@ def test_without_newton_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "newton", None)
     for module in ("newton", "newton_model"):
         monkeypatch.delitem(sys.modules, f"gpusim_rl.sim.{module}", raising=False)
-    with pytest.raises(ConfigError) as error:
+    with raises(ConfigError, key="sim=newton", hint="Try pip install 'gpusim-rl[newton]'"):
         importlib.import_module("gpusim_rl.sim.newton")
-    assert str(error.value) == "sim=newton needs newton: pip install 'gpusim-rl[newton]'"
 
 
 TABLE = """

@@ -388,7 +388,7 @@ def machine_of_mujoco() -> Sim:
         (("dof_damping", "machine", ["wist"]), "no joint 'wist'. Did you mean 'wrist'?"),
         (("tendon_damping", "puck"), "'puck' has no tendons"),
         (("geom_friction", "machine"), "no geoms that can touch anything"),
-        (("jnt_range", "machine", ["elbow"]), "'elbow' has no limits in the MJCF"),
+        (("jnt_range", "machine", ["elbow"]), "'elbow' has no limits. Try adding some to the MJCF"),
         (("body_mass", "ground"), "no articulation 'ground'"),
         (("gravity", "machine"), "belongs to the world"),
         (("body_mass",), "no articulation None"),

@@ -114,7 +114,7 @@ def test_a_file_is_checked(clip, tmp_path):
     assert "no motion clip 'go1_trott'" in (line := clip("check", "go1_trott", code=2).stderr)
     assert "Did you mean 'go1_trot'? Available: g1_bow, " in line and line.count("\n") == 1
     (tmp_path / "x.npz").touch()
-    assert "x.npz is no npz file: " in clip("check", "x.npz", code=2).stderr
+    assert "x.npz: not an npz file: " in clip("check", "x.npz", code=2).stderr
     shutil.copy(MOTIONS / "go1_trot.npz", tmp_path / "mine.npz")
     assert "fits " in clip("check", "mine.npz", assets_dir() / "go1" / "go1.xml").stdout
 

@@ -128,7 +128,7 @@ def test_scaling_is_measured_and_a_setting_recommended(tool, tmp_path):
 def test_what_cannot_be_measured_is_told(tool, tmp_path):
     how = ["--num-envs", "8,1000000000", "--devices", "cpu", "--iterations", "1", "--seconds", "0", "--warm-up", "1"]
     done = tool("doctor", "scaling", "task=Cartpole", "ppo.horizon=4", *how, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
-    assert "1000000000 envs on cpu: out of memory with num_envs=1000000000 (" in done.stdout
+    assert "1000000000 envs on cpu: num_envs=1000000000: out of memory (" in done.stdout
     assert "recommended: device=cpu num_envs=8" in done.stdout
     assert "more do not fit" in done.stdout
 

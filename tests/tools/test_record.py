@@ -108,7 +108,7 @@ def test_bad_input_is_one_line(tool_here, arguments, line):
     ("arguments", "line"),
     [
         (("Nothing",), "no checkpoint 'Nothing'"),
-        (("Cartpole", "--width", "321"), "width and height of a video must be even, got 321x720"),
+        (("Cartpole", "--width", "321"), "width and height of a video: expected even numbers, got (321, 720)"),
         (("Cartpole", "--out", "x.gif"), "--out: expected a name ending in .mp4, got 'x.gif'"),
     ],
 )
