@@ -197,7 +197,7 @@ COPY = {"_target_": "shutil.copyfile", "src": "HERE/evil.py", "dst": "HOME/.prof
 STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     # 1. Code by way of Hydra
     "a flag that unpickles a file": (rerun, "'--experimental-rerun="),
-    "hydra.": (overrides("hydra.job.chdir=true"), "overrides.yaml has 'hydra.job.chdir=true'"),
+    "hydra.": (overrides("hydra.job.chdir=true"), "got 'hydra.job.chdir=true'"),
     "a section hydra": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "the key 'hydra'"),
     # 2. Code by way of a class
     "a task": (both(lambda s: s["task"].update(CLASS)), "task._target_=evil.Evil would run code"),
