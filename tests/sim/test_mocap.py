@@ -170,7 +170,7 @@ def test_the_root_of_an_articulation_may_be_one(backend):
     mocap.set(only(sim, 0), pos=PLACES, quat=TURNS)
     torch.testing.assert_close(goal.root_pos, torch.stack([PLACES[0], *torch.tensor([[0.0, 0.0, 1.0]] * 2)]))
     torch.testing.assert_close(goal.root_quat[0], TURNS[0])
-    with pytest.raises(TaskError, match=r"try \.mocap\('goal'\)\.set"):
+    with pytest.raises(TaskError, match=r"Try \.mocap\('goal'\)\.set"):
         goal.set_state(everywhere(sim), root_pos=PLACES)
 
 
