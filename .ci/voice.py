@@ -1,4 +1,4 @@
-"""Refuse what the language rules of CONTRIBUTING.md can decide by pattern; exit code 1 if a line breaks one."""
+"""Check the language rules of CONTRIBUTING.md that a pattern can decide; exit code 1 if a line breaks one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ THIRD_PERSON = re.compile(
     r"|Prints|Steps|Computes|Creates|Starts|Stops|Waits|Yields|Does|Goes)\b"
 )
 WORDS = re.compile(
-    r"\b(anew|so many|(?:task|yaml|policy|envs?|clip|ones?) of ours|go(?:es)? on|went on|otherwise than|beside (?:the|it|them|each)|tells?|told)\b", re.I
+    r"\b(anew|so many|(?:task|yaml|policy|envs?|clip|ones?) of ours|go(?:es)? on|went on|otherwise than"
+    r"|beside (?:the|it|them|each)|tells?|told)\b",
+    re.I,
 )
 NAME = re.compile(r"_?of_\w+|_?OF_\w+")
 ALLOWED = re.compile(r"(?:one|under|1) (?:of|in|frame in)? ?so many|\btell apart\b")
-"""Phrases that are good English in spite of a pattern."""
 PROSE = {".md", ".yaml", ".ini"}
 SKIPPED = ("benchmarks/parity/", "docs/reliability.md", "tests/", "benchmarks/tests/")
 """Recorded data, and tests: their names and docstrings follow as they are touched."""
@@ -29,13 +30,13 @@ SKIPPED = ("benchmarks/parity/", "docs/reliability.md", "tests/", "benchmarks/te
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
     """Yield line, text and whether it is a function's, of all docstrings."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
-            first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                yield first.lineno, first.value.value, not isinstance(node, ast.Module | ast.ClassDef)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text, not isinstance(node, ast.Module | ast.ClassDef)
 
 
-def of_python(path: Path) -> Iterator[tuple[int, str]]:
+def complaints(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and complaint of a source file."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
@@ -68,10 +69,10 @@ def main() -> int:
         if str(path).startswith(SKIPPED) or path.is_symlink():
             continue
         if path.suffix == ".py":
-            found += [f"{path}:{line}: {words}" for line, words in of_python(path)]
+            found += [f"{path}:{line}: {words}" for line, words in complaints(path)]
         elif path.suffix in PROSE:
             found += [f"{path}:{line}: {words}" for line, words in prose(1, path.read_text(encoding="utf-8"))]
-    print("\n".join(found))
+    sys.stdout.write("".join(f"{line}\n" for line in found))
     return int(bool(found))
 
 

@@ -81,7 +81,7 @@ def bench(args: argparse.Namespace, command: str) -> None:
     if min(args.rounds, args.seconds, args.warm_up) <= 0:
         raise ConfigError("--rounds, --seconds and --warm-up must be positive")
     counts, overrides = env_counts(args.overrides)
-    about = of_task(args, overrides, counts)
+    about = measure_task(args, overrides, counts)
     default_counts = about.pop("default_counts")
     counts = counts or default_counts
     cases = about.pop("cases")
@@ -184,7 +184,7 @@ def learn(args: argparse.Namespace) -> int:
     def train(goal: learning.Goal, seed: int) -> None:
         recipe, settings = composed(goal, args.recipe)
         outcome = begin(goal, seed, known.get((goal.task, recipe, seed)), recipe, settings)
-        goal = goal.of_seed(seed)
+        goal = goal.for_seed(seed)
         if outcome.reached or outcome.seconds >= goal.minutes * 60.0:
             keep(outcome)
             return
@@ -329,7 +329,7 @@ def composed(goal: Goal, recipe: str) -> tuple[str, str]:
     from gpusim_rl.settings.compose import compose
 
     with COMPOSING:
-        config = compose([f"task={goal.task}", f"recipe={recipe}", *goal.of_seed(0).overrides])
+        config = compose([f"task={goal.task}", f"recipe={recipe}", *goal.for_seed(0).overrides])
     parts = {name: config[name] for name in ("task", "num_envs", "max_iterations", config["algo"]["name"], "sim")}
     if goal.prepare:
         parts["prepare"] = goal.prepare
@@ -382,7 +382,7 @@ def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
     return list(dict.fromkeys(counts)), rest
 
 
-def of_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
+def measure_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
     """Measure a task; check the configuration first."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.errors import ConfigError

@@ -114,10 +114,8 @@ def build() -> str:
     for name in ("env", "eval"):
         [comment] = [s.comment for s in every if s.key == name]
         parts += [f"## `{name}`\n", f"{prose(comment[0].upper() + comment[1:])}.\n", table(sections[name])]
-    parts.append(
-        "## `task`\n\nSettings of every task; values stand in the task's yaml, next to its own settings.\n"
-    )
-    parts += [table(of_every_task()), "A task's yaml may leave these out:\n", table(sections["task"])]
+    parts.append("## `task`\n\nSettings of every task; values stand in the task's yaml, next to its own settings.\n")
+    parts += [table(shared_task_settings()), "A task's yaml may leave these out:\n", table(sections["task"])]
     return "\n".join(parts)
 
 
@@ -195,7 +193,7 @@ def prose(comment: str) -> str:
     return re.sub(r"docs/((\w+\.md)(#[\w-]+)?)", r"[\2](\1)", text)
 
 
-def of_every_task() -> list[Setting]:
+def shared_task_settings() -> list[Setting]:
     """The settings of `TaskConfig` that each task's yaml has, with their docstrings."""
     tree = ast.parse((ROOT / "gpusim_rl" / "env" / "task.py").read_text(encoding="utf-8"))
     [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TaskConfig"]

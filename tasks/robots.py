@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gpusim_rl.connect.task_text import table
 from gpusim_rl.env import Task, TaskConfig
+from gpusim_rl.env.spec_table import table
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -223,7 +223,7 @@ class Legged(Task[Cfg]):
         "joint_vel": "joint velocities",
         "actions": "last action",
     }
-    errors_of_envs: ClassVar = ("encoder_bias",)
+    per_env_errors: ClassVar = ("encoder_bias",)
 
     def __init_subclass__(cls) -> None:
         doc = cls.__doc__ or ""
@@ -237,7 +237,7 @@ class Legged(Task[Cfg]):
     @classmethod
     @abstractmethod
     def _rows(cls, joints: int) -> tuple[Rows, Rows]:
-        """Return the parts that policy and critic observe of a robot with so many joints."""
+        """Return the parts that policy and critic observe of a robot with this number of joints."""
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         super().__init__(cfg, sim)

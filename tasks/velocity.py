@@ -25,7 +25,7 @@ from .robots import Eye as Eye
 from .robots import Motor as Motor
 
 SCAN = 0.1 * torch.cartesian_prod(torch.arange(-5, 6), torch.arange(-8, 9)).flip(1)  # m ahead of the base, to its left
-PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # points of the scan that tell how the ground slopes
+PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # points of the scan for the slope of the ground
 SCAN_RANGE = 5.0  # m
 MOVING, RUNNING = 0.05, 1.5  # commanded speed [m/s] plus yaw rate [rad/s]
 AIR_TIMES = 0.05, 0.5  # of a foot, that are rewarded [s]

@@ -1,6 +1,6 @@
 """Check a task with the conformance suite, and explain failures and fixes in words.
 
-python tools/check_task.py Ant                         one of ours, or of an installed package
+python tools/check_task.py Ant                         a built-in task, or of an installed package
 python tools/check_task.py Reacher -cd my_cfg          a task of your own folder
 python tools/check_task.py Reacher -cd my_cfg --sim mujoco,newton
 """

@@ -187,7 +187,7 @@ def open_script_envs(args: argparse.Namespace) -> Player:
 
 
 def plain_envs(player: Player) -> VecEnv:
-    """Return the envs; raise ConfigError unless they are a task of ours with numbers."""
+    """Return the envs; raise ConfigError unless they are one of our tasks with numbers."""
     from gpusim_rl.env import VecEnv
 
     if not isinstance(player.env, VecEnv):

@@ -81,7 +81,7 @@ class Draft:
         return snake_case(self.name)
 
     @property
-    def of_menagerie(self) -> bool:
+    def from_menagerie(self) -> bool:
         """Whether the robot is a name of MuJoCo Menagerie."""
         return self.robot.startswith("menagerie:")
 
@@ -131,7 +131,7 @@ def new_task(args: argparse.Namespace) -> list[str]:
     draft = Draft(args.name, args.out, args.urdf or args.mjcf or "", args.free_base, dict(args.packages))
     if args.from_isaacgymenvs is not None:
         take_settings(draft, args.from_isaacgymenvs)
-    if draft.robot and not draft.of_menagerie and not Path(draft.robot).is_file():
+    if draft.robot and not draft.from_menagerie and not Path(draft.robot).is_file():
         raise ConfigError("no such robot file", key=draft.robot)
     files: dict[Path, str | bytes] = {}
     source = draft.robot
@@ -173,7 +173,7 @@ def tool(name: str, folder: Path) -> str:
 
 
 def take_settings(draft: Draft, file: Path) -> None:
-    """Read the yaml of a task of IsaacGymEnvs, its PPO settings beside it, and the path of its robot.
+    """Read the yaml of a task of IsaacGymEnvs, the PPO settings next to it, and the path of its robot.
 
     Raises:
         ConfigError: The file is no such yaml, or does not name the robot.
@@ -445,7 +445,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
     from gpusim_rl.sim.urdf import is_urdf
 
     spec = None
-    if not draft.of_menagerie and source.endswith(".xml"):
+    if not draft.from_menagerie and source.endswith(".xml"):
         spec = read_spec(source, draft.notes if draft.values_of else None)
         if lacking := add_missing_materials(spec) if draft.values_of else []:
             draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}: they are white here")
@@ -690,7 +690,7 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
 
 def robot_place(draft: Draft) -> str:
     """Return the expression that is the robot's file."""
-    if draft.of_menagerie:
+    if draft.from_menagerie:
         return literal(draft.robot)
     return from_task(draft, Path(draft.robot))
 
@@ -720,11 +720,11 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     from gpusim_rl.sim.urdf import is_urdf
 
     scene, keys, degrees = Scene(200), [], False
-    urdf = not draft.of_menagerie and is_urdf(Path(draft.robot))
+    urdf = not draft.from_menagerie and is_urdf(Path(draft.robot))
     free = draft.free_base or urdf  # URDF has no free joints
     if urdf and not draft.free_base:
         draft.notes.append("the robot's base is free, as with --free-base: a walking robot needs it")
-    if not urdf and not draft.of_menagerie:
+    if not urdf and not draft.from_menagerie:
         spec = read_spec(draft.robot)
         keys, degrees = [key.name for key in spec.keys if key.name], bool(spec.compiler.degree)
         keys = [key for key in keys if usable(spec, key)]

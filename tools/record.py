@@ -45,7 +45,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-envs", type=positive, help="tiles of a video's grid (default: 9)")
     parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
     parser.add_argument("--no-caption", dest="caption", action="store_false", help="leave out iteration and commands")
-    add_picture_arguments(parser, width=1280, height=720, of_policy=True)
+    add_picture_arguments(parser, width=1280, height=720, with_policy=True)
     add_player_arguments(parser, policy="trained")
     return parser.parse_args(argv)
 
@@ -84,17 +84,17 @@ def record(args: argparse.Namespace) -> Path:
 def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
     """Write a video."""
     from gpusim_rl.view.renderer import Grid
-    from gpusim_rl.view.video import Caption, commands_of, drawing, frame_rate, video_writer, words_of
+    from gpusim_rl.view.video import Caption, caption_words, command_captions, drawing, frame_rate, video_writer
 
     env, size = player.env, (args.width, args.height)
-    caption = Caption(Grid.of(env.num_envs, *size), words_of(player)) if args.caption else None
+    caption = Caption(Grid.of(env.num_envs, *size), caption_words(player)) if args.caption else None
     with drawing(player, size, args.renderer) as (draw, control_hz):
         every, fps = frame_rate(control_hz)
         with video_writer(path, size, fps, "record") as write:
             for step in progress(args.steps):
                 if step % every == 0:
                     picture = draw()
-                    write(picture if caption is None else caption.write(picture, commands_of(env)))
+                    write(picture if caption is None else caption.write(picture, command_captions(env)))
                 player.step()
 
 

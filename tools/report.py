@@ -61,9 +61,9 @@ def report(args: argparse.Namespace) -> Path:
     folders = run_folders(args.runs)
     out = args.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     limit_openmp_spin()  # before torch is imported
-    from gpusim_rl.view.report import Playback, groups_of, page
+    from gpusim_rl.view.report import Playback, group_runs, page
 
-    groups = groups_of([read_run(folder) for folder in folders])
+    groups = group_runs([read_run(folder) for folder in folders])
     left = 0 if args.no_replay else MOST_REPLAYS
     for group in (group for task in groups for group in task):
         group.pace = pace(group.best)
@@ -97,12 +97,12 @@ def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.report import Playback
-    from gpusim_rl.view.video import moving_picture, words_of
+    from gpusim_rl.view.video import caption_words, moving_picture
 
     options = {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
     try:
         with closing(Player.open(str(run.run.path), **options)) as player:
-            text = f"{', '.join(words_of(player))}, seed {run.seed}."
+            text = f"{', '.join(caption_words(player))}, seed {run.seed}."
             if isinstance(player.env, VecEnv):
                 page = html_replay(player, range(args.steps), "report")
                 return Playback(f"{text} Drag to turn, scroll to zoom.", page)

@@ -128,7 +128,7 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def open_player(args: argparse.Namespace, sim: str, num_envs: int, changes: Mapping[str, Any]) -> Player:
     """Open the run; raise ConfigError for envs of another library, whose physics cannot be varied."""
-    player = arguments.open_player(args, num_envs=num_envs, plays_on=sim, changes={"seed": args.seed, **changes})
+    player = arguments.open_player(args, num_envs=num_envs, replay_sim=sim, changes={"seed": args.seed, **changes})
     from gpusim_rl.env import VecEnv
 
     if not isinstance(player.env, VecEnv):

@@ -361,7 +361,7 @@ class Job:
         """Overrides of the user and of the plan."""
         return [*self.args.plan.overrides, *self.args.overrides]
 
-    def of_run(self) -> list[str]:
+    def run_words(self) -> list[str]:
         """Task, device and settings of audit, training and bench."""
         return ["task=Ant", f"device={self.args.device}", *self.settings()]
 
@@ -419,7 +419,7 @@ def run_probe(job: Job) -> Part:
 def run_audit(job: Job) -> Part:
     """Measure copies, waits and occupancy of a steady iteration."""
     file = job.folder / "audit.json"
-    command = [*tool("audit"), *job.of_run(), f"num_envs={job.args.plan.num_envs}", "--json", file]
+    command = [*tool("audit"), *job.run_words(), f"num_envs={job.args.plan.num_envs}", "--json", file]
     ended = run_process(command, job.limit_s)
     # 1: it found something, which is for the results to say; without the file, it broke
     status = ended.status(good=(0, 1) if file.is_file() else ())
@@ -438,7 +438,7 @@ def run_learning(job: Job) -> Part:
             seen[:] = len(rows), time.monotonic() - began
         return first_at(rows, wanted) is not None
 
-    ended = run_process([*tool("train"), *job.of_run(), *settings, "log.console=plain"], job.limit_s, reached)
+    ended = run_process([*tool("train"), *job.run_words(), *settings, "log.console=plain"], job.limit_s, reached)
     status = ended.status()
     rows = run_rows(runs)
     if status["status"] == "timed out" and rows:  # the rows are what was asked for; the result says the rest
@@ -531,7 +531,7 @@ def run_bench(job: Job) -> Part:
         out = job.folder / f"bench-{count}"
         command = [
             *tool("bench"),
-            *job.of_run(),
+            *job.run_words(),
             f"num_envs={count}",
             "--baselines",
             args.baselines,

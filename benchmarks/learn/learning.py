@@ -76,7 +76,7 @@ class Goal:
                 " {success: 0.5}"
             )
 
-    def of_seed(self, seed: int) -> Goal:
+    def for_seed(self, seed: int) -> Goal:
         """Return the goal with the settings and commands of a seed."""
         overrides, commands = (
             tuple(word.replace("{seed}", str(seed)) for word in words) for words in (self.overrides, self.prepare)
@@ -367,7 +367,7 @@ def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -
             if stop.wait(PREPARING_POLL_S):
                 child.stop()
                 return
-        reason = child.how_it_ended()
+        reason = child.exit_reason()
         if child.process.returncode:
             raise ConfigError(f"python {words} failed: {reason}")
 
@@ -565,11 +565,12 @@ def results(file: Path) -> dict[str, dict[str, Learned]]:
     for outcome in json.loads(file.read_text(encoding="utf-8"))["outcomes"]:
         seeds.setdefault(outcome["task"], {}).setdefault(outcome["recipe"], []).append(outcome)
     return {
-        task: {recipe: _of_task(outcomes) for recipe, outcomes in rows.items()} for task, rows in sorted(seeds.items())
+        task: {recipe: _task_result(outcomes) for recipe, outcomes in rows.items()}
+        for task, rows in sorted(seeds.items())
     }
 
 
-def _of_task(seeds: Sequence[dict[str, Any]]) -> Learned:
+def _task_result(seeds: Sequence[dict[str, Any]]) -> Learned:
     """Return the result over all seeds of a task."""
     first, stat = seeds[0], seeds[0].get("stat") or ""
     form = ".2g" if stat else ",.0f"

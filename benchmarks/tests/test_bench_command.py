@@ -176,5 +176,5 @@ def test_without_matplotlib_there_is_one_line_and_no_picture(monkeypatch, capsys
 def test_baselines_that_are_missing_are_named_with_the_command(monkeypatch, capsys):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "skrl" else find_spec(name))
-    bench.of_task(bench.parse(["task=Cartpole"]), ["task=Cartpole"], [8])
+    bench.measure_task(bench.parse(["task=Cartpole"]), ["task=Cartpole"], [8])
     assert "left out, not installed: skrl" in capsys.readouterr().err

@@ -160,7 +160,7 @@ def test_the_time_of_what_was_done_before_counts():
 
 def test_each_seed_has_files_of_its_own():
     goal = Goal(task="Ant", threshold=1.0, overrides=("a=x-{seed}.npz",), prepare=("make.py x-{seed}.npz",))
-    assert goal.of_seed(3) == Goal(task="Ant", threshold=1.0, overrides=("a=x-3.npz",), prepare=("make.py x-3.npz",))
+    assert goal.for_seed(3) == Goal(task="Ant", threshold=1.0, overrides=("a=x-3.npz",), prepare=("make.py x-3.npz",))
 
 
 def test_success_comes_first_where_it_is_known():

@@ -211,7 +211,7 @@ def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
     return _baseline(scenario, spec["baseline"], spec["mode"])
 
 
-def _of_sim(sim: Sim, choice: SimChoice) -> dict[str, Any]:
+def _sim_facts(sim: Sim, choice: SimChoice) -> dict[str, Any]:
     threads = getattr(sim, "num_threads", None)  # of CPU physics
     return {"sim": str(choice)} | ({} if threads is None else {"physics_threads": threads})
 
@@ -275,7 +275,7 @@ def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Workload]:
                 first = last
             sim.step(scenario.task.decimation)
 
-    settings = _of_sim(sim, scenario.choice) | {"persistent": persistent, "decimation": scenario.task.decimation}
+    settings = _sim_facts(sim, scenario.choice) | {"persistent": persistent, "decimation": scenario.task.decimation}
     horizon = scenario.cfg.algorithm.horizon
     env_steps = horizon * scenario.num_envs
     graphs = _graphs(sim.device)
@@ -299,7 +299,7 @@ def _env_step(scenario: _Scenario) -> Iterator[Workload]:
         for i in range(horizon):
             env.step(actions[i % ACTION_SETS])
 
-    settings = _of_sim(env.sim, scenario.choice) | {"persistent": scenario.sim.persistent}
+    settings = _sim_facts(env.sim, scenario.choice) | {"persistent": scenario.sim.persistent}
     env_steps = horizon * scenario.num_envs
     graphs = _graphs(env.device, env.task)
     phases = _time("simulate", env.sim) if env.device.type == "cpu" else None
@@ -357,7 +357,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             trainer.collector.timer.start()  # the logger, which would do this, is not asked
 
         env: Any = trainer.env
-        settings = _of_sim(env.sim, trainer.start.sim) | {
+        settings = _sim_facts(env.sim, trainer.start.sim) | {
             "device": str(trainer.start.device),
             "precision": "bf16" if policy.bf16 else "fp32",
             "matmul_precision": torch.get_float32_matmul_precision(),
@@ -389,7 +389,7 @@ def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
     phases = PhaseTimer(device)
     baseline.observe(phases)
     in_env = _time("simulate", env)
-    settings = {"version": baseline.version, **_of_sim(env.sim, scenario.choice), **baseline.settings}
+    settings = {"version": baseline.version, **_sim_facts(env.sim, scenario.choice), **baseline.settings}
     yield Workload(baseline.iterate, baseline.env_steps_per_iteration, settings, device, phases, in_env=in_env)
     baseline.close()
     env.close()

@@ -182,7 +182,7 @@ class GymnasiumEnv(Environment):
             raise TaskError("no infos['final_obs'], though the envs reset in the same step", key=self.name)
         for env in env_ids:
             with self._space_errors("step()"):
-                last = conform(self._observed, _of_env(last_obs, env))
+                last = conform(self._observed, _entry(last_obs, env))
                 row = concatenate(self._observed, [last], create_empty_array(self._observed, 1))
             for group, value in self._flat(row, "step()", 1).items():
                 final_obs[group][env] = value[0]
@@ -220,7 +220,7 @@ class GymnasiumEnv(Environment):
         stats = {name: missing.copy() for name in self._stat_names}
         end_infos = infos.get("final_info", {}) if self._same_step else infos
         for env in np.flatnonzero(ended).tolist():
-            info = _of_env(end_infos, env)
+            info = _entry(end_infos, env)
             for name, value in info[END_INFO] if isinstance(info, Mapping) and END_INFO in info else numbers_of(info):
                 if name in stats or len(stats) < MOST_NUMBERS:
                     stats.setdefault(name, missing.copy())[env] = value
@@ -336,7 +336,7 @@ def _final(infos: Mapping[str, Any]) -> Any:
     return infos.get("final_obs", infos.get("final_observation"))
 
 
-def _of_env(infos: Any, env: int) -> Any:
+def _entry(infos: Any, env: int) -> Any:
     """Return one env's entry of infos: a dict of arrays with masks `_<key>`, or a sequence."""
     if not isinstance(infos, Mapping):
         return infos[env]
@@ -347,7 +347,7 @@ def _of_env(infos: Any, env: int) -> Any:
         if is_mask or isinstance(value, str) or (isinstance(mask, np.ndarray) and mask.dtype == bool and not mask[env]):
             continue
         with suppress(IndexError, KeyError, TypeError):
-            entries[key] = _of_env(value, env)
+            entries[key] = _entry(value, env)
     return entries
 
 

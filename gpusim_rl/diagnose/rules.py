@@ -142,9 +142,9 @@ def oversubscribed(run: RunStats) -> Finding | None:
     physics, torch = run.physics_threads or 0, run.torch_threads or 0
     if run.most_threads <= run.cpus:  # only all processes together have too many
         machine_cpus = run.machine_cpus or 0
-        problem = f"{run.processes_here} processes of {run.most_threads} threads on {_cpus(machine_cpus)}"
+        problem = f"{run.local_processes} processes of {run.most_threads} threads on {_cpus(machine_cpus)}"
         hint = f"start fewer, with more envs: torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}"
-        return Finding(1.0 - machine_cpus / (run.processes_here * run.most_threads), problem, hint=hint)
+        return Finding(1.0 - machine_cpus / (run.local_processes * run.most_threads), problem, hint=hint)
     problem = f"{physics} physics threads and {torch} torch threads on {_cpus(run.cpus)}"
     settings = ("sim.num_threads=null",) if physics > run.cpus else ()
     hint = f"start with OMP_NUM_THREADS={run.cpus}, or leave it unset" if torch > run.cpus else ""
@@ -153,7 +153,7 @@ def oversubscribed(run: RunStats) -> Finding | None:
 
 def busy_machine(run: RunStats) -> Finding | None:
     """Find other processes on the run's CPUs."""
-    if not run.cpu_physics or not run.crowded or run.too_many_threads or run.actor_engine == "ray":
+    if not run.cpu_physics or not run.contended or run.too_many_threads or run.actor_engine == "ray":
         return None
     load = f"load {run.load:.1f} on {_cpus(run.machine_cpus or 0)}"
     problem = f"{load}: other processes leave this run {run.cpu_percent:.0f} % of its CPU time"
@@ -185,7 +185,7 @@ def simulation_bound(run: RunStats) -> Finding | None:
     if run.simulate < 0.85 or any(rule(run) for rule in causes):
         return None
     problem = f"simulation-bound: physics, task and resets take {_percent(run.simulate)} of the time"
-    if run.cpu_physics and run.cpu_idle is not None and run.cpu_idle > 0.4 and not run.crowded:
+    if run.cpu_physics and run.cpu_idle is not None and run.cpu_idle > 0.4 and not run.contended:
         problem += f" at {run.cpu_percent:.0f} % CPU: a hook of the task waits, or runs on one thread"
         return Finding(run.simulate * run.cpu_idle, problem, hint="debug=profile shows where")
     slower, control_hz = (run.physics_hz or 0.0) / 2, run.control_hz

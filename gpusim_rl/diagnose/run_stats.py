@@ -20,7 +20,7 @@ from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simu
 NEWEST = 500  # rows that are read: a run is judged by its current behaviour
 WARM_UP_ROWS = 10  # maximum at the start: kernels are compiled, graphs captured, memory allocated
 CAPTURED = 4  # warm-up iterations of CUDA graphs: the third captures, in the fourth the host runs ahead of the device
-POSITIVE = {"num_envs", "processes", "processes_here", "horizon", "epochs", "minibatch_size"}  # divisors in rules
+POSITIVE = {"num_envs", "processes", "local_processes", "horizon", "epochs", "minibatch_size"}  # divisors in rules
 POSITIVE |= {"physics_hz", "control_hz", "log_interval", "cpus"}
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
 LATER = "Try again after the first iteration"
@@ -59,7 +59,7 @@ class RunStats:
     graph_mode: str | None = None  # content of CUDA graphs: off, update, step or rollout
     graph_reason: str = ""
     processes: int = 1  # learning together
-    processes_here: int = 1  # on the machine of the first one
+    local_processes: int = 1  # on the machine of the first one
     actor_engine: str | None = None  # ray or process
     cpus: int  # available to the process
     machine_cpus: int | None = None
@@ -141,7 +141,7 @@ class RunStats:
         return None if self.cpu_percent is None else max(0.0, 1.0 - self.cpu_percent / 100.0)
 
     @property
-    def crowded(self) -> bool:
+    def contended(self) -> bool:
         """Whether other programs compete for the CPUs."""
         if self.load is None or self.machine_cpus is None or self.cpu_idle is None:
             return False
@@ -150,8 +150,8 @@ class RunStats:
     @property
     def too_many_threads(self) -> bool:
         """Whether the run's own threads exceed the CPUs."""
-        machine_cpus = self.machine_cpus or self.processes_here * self.cpus
-        return self.most_threads > self.cpus or self.processes_here * self.most_threads > machine_cpus
+        machine_cpus = self.machine_cpus or self.local_processes * self.cpus
+        return self.most_threads > self.cpus or self.local_processes * self.most_threads > machine_cpus
 
     @property
     def most_threads(self) -> int:
@@ -272,7 +272,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
         graph_mode=graph.get("mode"),
         graph_reason=graph.get("reason") or "",
         processes=processes,
-        processes_here=environment.get("processes_here") or 1,
+        local_processes=environment.get("local_processes") or 1,
         actor_engine=engine,
         cpus=cpu.get("available") or 1,
         machine_cpus=cpu.get("threads"),

@@ -110,8 +110,8 @@ def _doubts(device: str, points: Points) -> list[str]:
 
 
 def _crowded(measured: Points, unit: str) -> list[str]:
-    crowded = ", ".join(str(number) for number, point in measured.items() if point.crowded)
-    return [f"other programs slowed down {crowded}{unit}; measure again on an idle machine"] if crowded else []
+    contended = ", ".join(str(number) for number, point in measured.items() if point.contended)
+    return [f"other programs slowed down {contended}{unit}; measure again on an idle machine"] if contended else []
 
 
 def _as_fast(one: Measurement, other: Measurement) -> bool:

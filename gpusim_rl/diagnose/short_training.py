@@ -40,7 +40,7 @@ class Measurement:
     lag: float | None = None  # mean age of actors' samples [updates]
     lag_limit: int | None = None  # maximum age [updates]
     cpu_percent: float | None = None  # of the CPUs available to the first process and its children
-    crowded: bool = False  # other programs competed for the CPUs
+    contended: bool = False  # other programs competed for the CPUs
 
 
 def measure_training(
@@ -98,7 +98,7 @@ def _failure(training: Child) -> str:
     errors = [line for line in training.output().splitlines() if line.startswith("error: ")]
     if errors:  # torchrun's report follows
         return errors[0].removeprefix("error: ")
-    reason = training.how_it_ended()
+    reason = training.exit_reason()
     return f"{reason}: out of memory?" if reason == "SIGKILL" else reason
 
 
@@ -125,5 +125,5 @@ def _measurement(run: Path, warm_up: int) -> Measurement:
         lag=stats.lag_mean if has_actors else None,
         lag_limit=stats.max_policy_lag if has_actors else None,
         cpu_percent=stats.cpu_percent,
-        crowded=stats.crowded,
+        contended=stats.contended,
     )

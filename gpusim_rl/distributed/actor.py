@@ -22,7 +22,7 @@ from gpusim_rl.learn.algorithm import ActorPlace, load_algorithm_class
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.learn.remote import remote_of
 from gpusim_rl.run.make_learner import make_collector
-from gpusim_rl.run.metrics import Taken
+from gpusim_rl.run.metrics import RolloutSums
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.start import begin
 from gpusim_rl.settings.checks import build_run
@@ -66,7 +66,7 @@ class SentRollout:
     actor: int
     tensors: Sequence[Any]  # arrays while Ray sends them
     version: int  # number of updates of the acting weights
-    taken: Taken  # metrics
+    taken: RolloutSums  # metrics
     worked_s: float = 0.0  # duration of the rollout [s]
     waited_s: float = 0.0  # idle time of the actor before it [s]
     progress: dict[str, Any] | None = None  # state of the envs, occasionally from the first actor

@@ -51,7 +51,7 @@ class Processes(Collective):
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
     @contextmanager
-    def launches_apart(self, launch_between: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    def defer_launches(self, launch_between: Callable[[Callable[[], None]], None]) -> Iterator[None]:
         """Pass the all-reduce to `launch_between`, which launches it between two CUDA graphs."""
         self._launch = launch_between
         try:

@@ -24,7 +24,7 @@ from torch import Tensor
 from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, Failed, SentRollout
 from gpusim_rl.distributed.engine import NO_ANSWER, Answer, Engine, Lost
 from gpusim_rl.distributed.shared_memory import SharedMemory
-from gpusim_rl.machine.child import Child, importing_the_same
+from gpusim_rl.machine.child import Child, same_import_env
 
 SLOTS = 2  # rollout buffers per actor
 RETRY_S = 1e-4  # retry interval while weights are being written [s]
@@ -75,7 +75,7 @@ class _Process:
         self.job, self.memory = job, SharedMemory()
         fds = theirs.fileno(), weights.fd, self.memory.fd
         threads = str(job.config["actors"]["threads"])
-        env = importing_the_same(OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES="")
+        env = same_import_env(OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES="")
         self.child = Child([sys.executable, "-c", _START, *map(str, fds)], env=env, pass_fds=fds)
         theirs.close()
         if timeout_s := job.config["actors"]["timeout_s"]:  # an actor may hang within a message

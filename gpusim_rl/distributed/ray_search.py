@@ -155,6 +155,7 @@ def _trainable(
     """Make Ray Tune's trainable, which follows a run row by row."""
     cwd = os.getcwd()  # Ray's processes have another one
     grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
+
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
         """Trial whose run begins with the first step, when its checkpoint is known."""
 

@@ -18,7 +18,7 @@ from gpusim_rl.distributed.engine import Answer, Engine, Lost
 from gpusim_rl.env import Environment, Step
 from gpusim_rl.env.environment import Observation
 from gpusim_rl.learn.remote import remote_of
-from gpusim_rl.run.collector import Collector, Pause, no_pause
+from gpusim_rl.run.collector import Collector, Pause, ignore_pause
 from gpusim_rl.run.make_env import env_spec
 from gpusim_rl.run.make_learner import make_algorithm, use_cpus
 from gpusim_rl.run.metrics import Row
@@ -261,7 +261,7 @@ class ActorsCollector(Collector):
         use_cpus(start, columns)
         super().__init__(start, env, algorithm, obs)
 
-    def collect(self, pause: Pause = no_pause) -> None:
+    def collect(self, pause: Pause = ignore_pause) -> None:
         """Collect the rollouts of an update; call `pause` while waiting."""
         with self.timer("actors"):
             self._in_flight.publish(self._version, self._remote.acting_state())

@@ -76,7 +76,7 @@ class TrialRun:
                     yield int(float(row["iteration"])), value
             if not running:
                 if self._child.process.wait():
-                    raise TrialFailedError(self._child.how_it_ended())
+                    raise TrialFailedError(self._child.exit_reason())
                 return
             if self._child.silent_s > self._search.cfg.stall_s:
                 raise TrialFailedError(f"no row of metrics for {self._search.cfg.stall_s:g} s")

@@ -345,7 +345,7 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
 }
 """Properties of an actor, by section and name of the yaml."""
 
-NOT_HERE = {
+UNSUPPORTED = {
     "velocity": "MuJoCo does not limit joint velocities. Try damping",
     "restitution": "in MuJoCo the MJCF's solref sets the bounce of contacts. Remove it",
     "compliance": "in MuJoCo the MJCF's solref and solimp set the compliance of contacts. Remove it",

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Draw, Draws, Names, Noise, VectorNoise, named, parse
-from gpusim_rl.env.properties import NOT_HERE, PICTURES, SECTIONS, ActorProperties, Quantity, scene_quantity
+from gpusim_rl.env.properties import PICTURES, SECTIONS, UNSUPPORTED, ActorProperties, Quantity, scene_quantity
 from gpusim_rl.env.pushes import Pusher, Pushes
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import SeededDraws, Stateful
@@ -256,8 +256,8 @@ def _section(node: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
 def _check_keys(node: Mapping[str, Any], path: str, known: Iterable[str]) -> None:
     known = list(known)
     for key in node:
-        if key not in known and key in NOT_HERE:
-            raise ConfigError(NOT_HERE[key], key=f"{path}.{key}")
+        if key not in known and key in UNSUPPORTED:
+            raise ConfigError(UNSUPPORTED[key], key=f"{path}.{key}")
         if key not in known:
             raise ConfigError(f"unknown key '{path}.{key}'", hint=available(key, known))
 

@@ -104,7 +104,7 @@ class Task(ABC, Generic[Cfg]):
     choices: Sequence[int] | None = None  # options of each discrete action; None = continuous actions
     units: ClassVar[Mapping[str, str]] = {}  # of observation terms before `scales`; `-` = dimensionless
     sources: ClassVar[Mapping[str, str]] = {}  # where a robot gets observation terms: docs/export.md
-    errors_of_envs: ClassVar[tuple[str, ...]] = ()  # attributes with per-env sensor or drive errors; exports omit them
+    per_env_errors: ClassVar[tuple[str, ...]] = ()  # attributes with per-env sensor or drive errors; exports omit them
     scales: Mapping[str, float] = {}  # factors on observation terms, default 1; set in `__init__`
     mirrors: ClassVar[Mapping[str, Any]] = {}  # kinds of observation terms: docs/add_a_task.md#mirror-images
 

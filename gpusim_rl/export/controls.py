@@ -52,7 +52,7 @@ def measure(env: VecEnv, seed: int) -> ControlMap | None:
     for _ in range(STEPS):
         action = random_action(env, generator)
         task.actions.copy_(action)
-        saved = [(value, value.clone()) for value in (getattr(task, name) for name in task.errors_of_envs)]
+        saved = [(value, value.clone()) for value in (getattr(task, name) for name in task.per_env_errors)]
         for value, _ in saved:
             value.zero_()
         task.apply_action(task.actions)

@@ -58,7 +58,9 @@ def write_all(
     Raises:
         ConfigError: There is no such run, the folder is not writable, or a file does not match the policy.
     """
-    with closing(Player.open(name, num_envs=NUM_ENVS, plays_on="mujoco", trust=trust, config_dir=config_dir)) as player:
+    with closing(
+        Player.open(name, num_envs=NUM_ENVS, replay_sim="mujoco", trust=trust, config_dir=config_dir)
+    ) as player:
         assert player.run_dir is not None
         default = player.run_dir / ("export" if order is None else f"export-{order}")
         folder = out or (default if overwrite else free_name(default))

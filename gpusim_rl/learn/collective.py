@@ -28,7 +28,7 @@ class Collective:
         """Return the means over all processes."""
         return self.sum(tensors) if self.size == 1 else [total / self.size for total in self.sum(tensors)]
 
-    def launches_apart(self, launch_between: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
+    def defer_launches(self, launch_between: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
         """Defer sums in the block: pass a function that launches them between two CUDA graph captures."""
         return nullcontext()
 

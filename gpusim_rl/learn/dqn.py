@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, LearnerContext, Transition
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
-from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy, encoder_of
+from gpusim_rl.learn.q_networks import DiscreteCritic, QPolicy, encoder_for
 from gpusim_rl.settings.schema import DQNConfig
 from gpusim_rl.spaces import Box
 
@@ -24,7 +24,7 @@ class DQNPolicy(QPolicy):
     target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, cfg: DQNConfig, env: EnvSpec, section: str = "algorithm") -> None:
-        space, (encoder, size) = env.action_space, encoder_of(cfg, env, section)
+        space, (encoder, size) = env.action_space, encoder_for(cfg, env, section)
         continuous = isinstance(space, Box)
         counts = (cfg.bins,) * space.size if continuous else space.counts
         critic = DiscreteCritic(size, counts, cfg.network, f"{section}.network")

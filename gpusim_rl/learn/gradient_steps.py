@@ -67,7 +67,7 @@ class GradientSteps:
 
     def summarize(self, steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
         """End an iteration of `steps` (statistics, norm); return their means and numbers for the log."""
-        numbers, made = rows_made(steps)
+        numbers, made = applied_steps(steps)
         self.iteration += 1
         used = made.float().sum()
         self.skipped += len(made) - used
@@ -98,7 +98,7 @@ class GradientSteps:
         self.skipped.copy_(state["skipped"])
 
 
-def rows_made(steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def applied_steps(steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return statistics and norm per step, zeroed if skipped, and whether it was applied."""
     losses, norms = (torch.stack(numbers) for numbers in zip(*steps, strict=True))
     made = norms < torch.inf

@@ -14,7 +14,7 @@ from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, LearnerContext, 
 from gpusim_rl.learn.distributions import squared_distance
 from gpusim_rl.learn.exploration import fitted
 from gpusim_rl.learn.extensions import Evaluate, Evaluated, Extension, extension_class, make_extension
-from gpusim_rl.learn.gradient_steps import rows_made
+from gpusim_rl.learn.gradient_steps import applied_steps
 from gpusim_rl.learn.minibatch import Minibatch, Samples, fit_minibatches, shuffle
 from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import SOFT_BOUND, OnPolicy
@@ -148,7 +148,7 @@ class PPO(OnPolicy):
                 trained = [extension.after_minibatch(index, weight, last) for extension in extensions]
                 metrics.append({name: value for row in trained for name, value in row.items()})
             if cfg.schedule_per == "epoch" and (epoch > 0 or self.num_minibatches > 1):
-                self._adapt(rows_made(steps[-self.num_minibatches :])[0][:, kl].mean())
+                self._adapt(applied_steps(steps[-self.num_minibatches :])[0][:, kl].mean())
         return stats | self.end_update(steps) | _means(metrics)
 
     def sample_losses(self, old: Samples, now: EvaluatedActions) -> dict[str, Tensor]:

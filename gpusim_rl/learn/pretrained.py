@@ -18,7 +18,7 @@ from gpusim_rl.learn.algorithm import Policy
 from gpusim_rl.learn.encoders import Encoder, ImageEncoder, scaled
 from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.learn.vae import VAE
-from gpusim_rl.settings.schema import OF_IMAGENET
+from gpusim_rl.settings.schema import IMAGENET_ENCODERS
 from gpusim_rl.spaces import ImageShape
 
 KEY = "pretrained.init_from"
@@ -111,18 +111,20 @@ def _resnet18() -> tuple[ImageNet, int]:
     return ImageNet(network, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), 512
 
 
-_LOAD: dict[str, Callable[[], tuple[ImageNet, int]]] = dict(zip(OF_IMAGENET, (_efficientnet, _resnet18), strict=True))
+_LOAD: dict[str, Callable[[], tuple[ImageNet, int]]] = dict(
+    zip(IMAGENET_ENCODERS, (_efficientnet, _resnet18), strict=True)
+)
 
 
 def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.device) -> Pretrained:
-    """Load a frozen encoder for a task's images; `name` is a file or in `OF_IMAGENET`.
+    """Load a frozen encoder for a task's images; `name` is a file or in `IMAGENET_ENCODERS`.
 
     Raises:
         ConfigError: The file is missing, damaged or for other images, or a package is missing.
     """
     if not images:
         raise _error(name, "the task has no images", f"Try {KEY}=null pretrained.freeze=false")
-    if name in OF_IMAGENET:
+    if name in IMAGENET_ENCODERS:
         for group, shape in images.items():
             if shape[2] not in (1, 3):
                 raise _error(name, f"needs images of 1 or 3 channels, {group!r} has {shape[2]}")
@@ -139,7 +141,7 @@ def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.devic
     return Pretrained(networks, saved["latents"], None, digest, words).to(device)
 
 
-def begin_from_pretrained(policy: Policy, name: str, section: str) -> None:
+def init_from_pretrained(policy: Policy, name: str, section: str) -> None:
     """Initialise a new policy's encoders from a file; older frames of stacks start with zero weights.
 
     Raises:
@@ -182,7 +184,7 @@ def save_pretrained(path: Path, vaes: Mapping[str, VAE], kind: str, latents: int
 def _read(name: str) -> tuple[dict[str, Any], str]:
     """Return the content and digest of an untrusted file."""
     if not Path(name).is_file():
-        raise _error(name, "no such file", f"Expected a file of {TOOL}, or {' or '.join(OF_IMAGENET)}")
+        raise _error(name, "no such file", f"Expected a file of {TOOL}, or {' or '.join(IMAGENET_ENCODERS)}")
     try:
         saved, digest = load_with_digest(Path(name))
     except ConfigError as error:

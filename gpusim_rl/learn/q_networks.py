@@ -195,7 +195,7 @@ class ActorNetwork(nn.Module):
         return self.head(features.float())
 
 
-def encoder_of(cfg: OffPolicyConfig, env: EnvSpec, section: str) -> tuple[Encoder | None, int]:
+def encoder_for(cfg: OffPolicyConfig, env: EnvSpec, section: str) -> tuple[Encoder | None, int]:
     """Return the image encoder, or None, and the actor's input size."""
     size = env.obs_sizes["policy"]
     if not env.images:
@@ -209,7 +209,7 @@ def actor_and_critic(
     cfg: ActorCriticConfig, env: EnvSpec, outputs: int, section: str
 ) -> tuple[Encoder | None, ActorNetwork, Critic]:
     """Build encoder, actor and critic for continuous actions."""
-    (encoder, size), key = encoder_of(cfg, env, section), f"{section}.network"
+    (encoder, size), key = encoder_for(cfg, env, section), f"{section}.network"
     actor = ActorNetwork(size, outputs, cfg.network, key)
     return encoder, actor, Critic(env.obs_sizes.get("critic", size), env.action_space.size, cfg.network, key)
 

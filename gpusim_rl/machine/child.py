@@ -109,7 +109,7 @@ class Child:
         lines = self.output(MOST_READ).strip().splitlines()
         return lines[-1] if lines else ""
 
-    def how_it_ended(self) -> str:
+    def exit_reason(self) -> str:
         """Return its last line, or the name of the signal that ended it."""
         status = self.process.wait()
         if status < 0:
@@ -143,7 +143,7 @@ class Child:
                     file.close()
 
 
-def importing_the_same(**more: str) -> dict[str, str]:
+def same_import_env(**more: str) -> dict[str, str]:
     """Return environment variables, updated with `more`, that make a child import the same modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), **more}
 

@@ -22,7 +22,7 @@ from gpusim_rl.files.checkpoint_file import load as load  # re-export
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
 from gpusim_rl.files.safe_open import open_file, replacing
 from gpusim_rl.learn.collective import Collective
-from gpusim_rl.run.run_dir import encoder_of
+from gpusim_rl.run.run_dir import encoder_for
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.time_share import SAVE_ALL, TimeShare
 from gpusim_rl.settings.older_run import upgrade_settings
@@ -85,7 +85,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
         raise ConfigError(f"checkpoint does not fit this configuration: {'; '.join(different)}", key=str(file))
     if not test:
         encoder = spec.cfg.pretrained
-        has_own = not encoder.freeze or encoder_of(spec) != encoder.init_from  # in the policy or the run folder
+        has_own = not encoder.freeze or encoder_for(spec) != encoder.init_from  # in the policy or the run folder
         fixed = ["experiment"] * spec.checkpoint.continues + ["pretrained.init_from"] * has_own
         for line in structural_difference(known, spec.config, [*fixed, "task.randomize_episode_start"]):
             warn(f"{line}; ignored when resuming")

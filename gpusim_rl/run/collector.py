@@ -27,7 +27,7 @@ logger = logging.getLogger("gpusim_rl.run")
 Pause = Callable[[str], None]  # callback between steps, with a progress text; it may raise to abort the iteration
 
 
-def no_pause(done: str) -> None:
+def ignore_pause(done: str) -> None:
     """Ignore a pause."""
 
 
@@ -54,7 +54,7 @@ class Collector:
         self.graphs = Graphs(choice, self.device, generators=generators, stateful=stateful, collective=collective)
         self._unsaved = [unsaved(owner) for owner in env.stateful]
 
-    def collect(self, pause: Pause = no_pause) -> None:
+    def collect(self, pause: Pause = ignore_pause) -> None:
         """Act for `horizon` control steps; `pause` is called after each step outside of a graph."""
         timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
         limited = limit_torch_threads(self._cfg.num_envs, self.device, ROWS_PER_THREAD)

@@ -188,9 +188,9 @@ class Graphs:
             if segment == "split":
                 from gpusim_rl.sim import warp  # optional
 
-                return self._record_pieces(body_in_place, warp.launches_apart)
+                return self._record_pieces(body_in_place, warp.defer_launches)
             if segment == "update" and self._collective.size > 1:
-                return self._record_pieces(body_in_place, self._collective.launches_apart)
+                return self._record_pieces(body_in_place, self._collective.defer_launches)
             return self._record(body_in_place)
         finally:
             self._capturing = False
@@ -201,7 +201,7 @@ class Graphs:
         with self._recording() as graph:
             return [graph.replay], body()
 
-    def _record_pieces(self, body: Callable[[], T], launches_apart: LaunchesApart) -> tuple[Pieces, T]:
+    def _record_pieces(self, body: Callable[[], T], defer_launches: LaunchesApart) -> tuple[Pieces, T]:
         with ExitStack() as recording:
             graph = recording.enter_context(self._recording())
             pieces: Pieces = [graph.replay]
@@ -212,7 +212,7 @@ class Graphs:
                 graph = recording.enter_context(self._recording(graph))
                 pieces.extend([launch, graph.replay])
 
-            with launches_apart(launch_between):
+            with defer_launches(launch_between):
                 return pieces, body()
 
     @contextmanager

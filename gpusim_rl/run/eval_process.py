@@ -25,11 +25,11 @@ from gpusim_rl.errors import ConfigError, UserError, first_line
 from gpusim_rl.files.checkpoint_file import load
 from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.learn.algorithm import Algorithm, load_algorithm_class, make_policy
-from gpusim_rl.machine.child import Child, importing_the_same
+from gpusim_rl.machine.child import Child, same_import_env
 from gpusim_rl.run.devices import choose_eval_devices, set_deterministic
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.make_env import evaluation_seed, observed
-from gpusim_rl.run.run_dir import encoder_of
+from gpusim_rl.run.run_dir import encoder_for
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.writers import Row
 from gpusim_rl.settings.checks import build_run
@@ -50,9 +50,9 @@ class EvalProcess:
         self._last = iteration  # last one evaluated
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         command, output = [sys.executable, "-c", _START], open_file(printed, "ab+")
-        self._child = Child(command, printed=output, talks=True, env=importing_the_same())
+        self._child = Child(command, printed=output, talks=True, env=same_import_env())
         threading.Thread(target=self._listen, name="evaluation", daemon=True).start()
-        encoder = {**spec.config["pretrained"], "init_from": encoder_of(spec)}
+        encoder = {**spec.config["pretrained"], "init_from": encoder_for(spec)}
         self._send({"config": {**spec.config, "pretrained": encoder}})
 
     def _listen(self) -> None:

@@ -26,7 +26,7 @@ from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.run.run_view import RunView
 from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Writer, Writers
-from gpusim_rl.settings.trust import strange_values, words_of_call
+from gpusim_rl.settings.trust import machine_overrides, untrusted_values
 from gpusim_rl.sim.buffers import enough
 
 LOGGER_KEYS = ("wandb_id", "best_evaluation")  # entries of a checkpoint in `Logger.state_dict`
@@ -84,13 +84,13 @@ class Logger:
         self._room = {name: room for name, (room, _) in run.env.buffers.items()}
         self._noted: GraphChoice | None = None  # in env.json
         spec = run.start.spec
-        foreign = strange_values(spec.config)  # classes and arguments that commands accept only with these flags
-        folder = None if strange_values(spec.config, spec.config_dir) else spec.config_dir
+        foreign = untrusted_values(spec.config)  # classes and arguments that commands accept only with these flags
+        folder = None if untrusted_values(spec.config, spec.config_dir) else spec.config_dir
         flags = ["--trust"] if folder is None else ["-cd", str(paths.from_here(folder))]
         self._flags = flags if foreign else []
         in_script = any(target.startswith("__main__.") for _, target in foreign)
         self._script_has = "classes" if in_script else "envs" if spec.envs is not None else ""
-        self._machine = [word for word in words_of_call(spec.config) if not word.startswith("log.dir=")]
+        self._machine = [word for word in machine_overrides(spec.config) if not word.startswith("log.dir=")]
 
     def __enter__(self) -> Logger:
         return self

@@ -14,7 +14,7 @@ from gpusim_rl.env.observations import number_names
 from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.pretrained import load_frozen
 from gpusim_rl.run.held_objects import devices_checked
-from gpusim_rl.run.run_dir import encoder_of
+from gpusim_rl.run.run_dir import encoder_for
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.sim import make_sim
@@ -48,7 +48,7 @@ def make_env(start: RunStart) -> Environment:
 
 def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environment:
     """Wrap envs so that the policy sees features of a frozen encoder in place of images (`pretrained.freeze`)."""
-    cfg, name = spec.cfg.pretrained, encoder_of(spec)
+    cfg, name = spec.cfg.pretrained, encoder_for(spec)
     if not cfg.freeze or name is None:
         return env
     return EncodedEnv(env, partial(load_frozen, name, device=device), cfg.frames)

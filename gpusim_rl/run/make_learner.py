@@ -6,7 +6,7 @@ from functools import partial
 
 from gpusim_rl.errors import one_line_if_out_of_memory
 from gpusim_rl.learn.algorithm import ActorPlace, Algorithm, EnvSpec, LearnerContext
-from gpusim_rl.learn.pretrained import begin_from_pretrained
+from gpusim_rl.learn.pretrained import init_from_pretrained
 from gpusim_rl.learn.teacher import begin_from
 from gpusim_rl.machine.torch_threads import use_available_cpus
 from gpusim_rl.run.collector import Collector
@@ -48,7 +48,7 @@ def make_algorithm(
         max_iterations=cfg.max_iterations,
     )
     if actor is None and cfg.pretrained.init_from is not None and not (cfg.pretrained.freeze or start.resumed):
-        begin_from_pretrained(algorithm.policy, cfg.pretrained.init_from, cfg.algo)
+        init_from_pretrained(algorithm.policy, cfg.pretrained.init_from, cfg.algo)
     if actor is None and cfg.start_from is not None:
         begin_from(algorithm.policy, cfg.algorithm, env, context, cfg.start_from)
     return algorithm

@@ -90,7 +90,7 @@ def describe_run(run: RunView) -> dict[str, Any]:
         "compile": {"mode": run.start.compile.mode, "reason": run.start.compile.reason},
         "actors": run.num_actors,
         "processes": run.start.collective.size,
-        "processes_here": here,
+        "local_processes": here,
         "openmp": {name: os.environ[name] for name in OPENMP if name in os.environ},
         "memory_limit_gb": round((memory_available_bytes() / here + used) / 1e9, 2),
     }

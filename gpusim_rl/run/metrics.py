@@ -87,7 +87,7 @@ class EpisodeWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class RolloutSums:
     """Sums of an actor's rollout."""
 
     episodes: list[list[float]]  # returns and lengths of finished episodes, as many as a window holds
@@ -178,19 +178,19 @@ class Metrics:
             else:
                 self._latest[name] = value
 
-    def take(self) -> Taken:
+    def take(self) -> RolloutSums:
         """Return the sums since the last call for `add` in another process; waits for the device."""
         total = int(self.episodes.total)  # whole episodes; `episode/ended` includes others
         ended, self._taken = total - self._taken, total
         sums = {name: value.tolist() for name, value in self._sums.items()}
         assert self._terms is not None
         terms = dict(zip(self._term_names, self._terms.tolist(), strict=True))
-        taken = Taken(self.episodes.newest(ended).tolist(), sums, terms, int(self._steps))
+        taken = RolloutSums(self.episodes.newest(ended).tolist(), sums, terms, int(self._steps))
         for value in (*self._sums.values(), self._terms, self._steps):
             value.zero_()
         return taken
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: RolloutSums) -> None:
         """Add a rollout of as many envs in another process, in one asynchronous copy."""
         sums = {name: value if isinstance(value, list) else [value] for name, value in taken.sums.items()}
         returns, lengths = taken.episodes

@@ -69,7 +69,7 @@ class RunDir:
             task = _name_of_task(spec)
             name, base = spec.cfg.experiment or task, Path(spec.cfg.log.dir)
             run_dir = cls.create(base, name, task, config=spec.config, overrides=spec.overrides)
-            encoder = encoder_of(spec)
+            encoder = encoder_for(spec)
             if spec.cfg.pretrained.freeze and encoder is not None and Path(encoder).is_file():
                 with safe_open.writing(run_dir.path / ENCODER) as file:
                     file.write(Path(encoder).read_bytes())
@@ -193,7 +193,7 @@ class RunDir:
         return safe_open.load_json(self.env_json)
 
 
-def encoder_of(spec: RunSpec) -> str | None:
+def encoder_for(spec: RunSpec) -> str | None:
     """Return `pretrained.init_from`, or the run folder's copy of that file."""
     run = spec.checkpoint.run_dir if spec.checkpoint is not None else None
     copied = run is not None and spec.cfg.pretrained.freeze and (run / ENCODER).is_file()

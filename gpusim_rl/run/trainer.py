@@ -161,9 +161,9 @@ class Trainer:
     def _publish(self, log: Logger, *, drain: bool = False) -> None:
         idle = self._reporter.publish(self.view(), log, drain=drain)
         if idle is not None:
-            self._put_learner_back(log, idle)
+            self._restore_learner(log, idle)
 
-    def _put_learner_back(self, log: Logger, row: LogRow) -> None:
+    def _restore_learner(self, log: Logger, row: LogRow) -> None:
         """Restore the learner from the last checkpoint, once: normaliser statistics may not be finite."""
         if self._put_back or log.checkpoints.saved is None or self.complete:
             replay = log.dump(SKIPPED, self.state_dict())

@@ -15,7 +15,7 @@ from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.files.safe_open import check_plain, load_yaml, read_intact
 from gpusim_rl.settings.discover import cfg_dirs, default_choice, recipes, tasks
 from gpusim_rl.settings.overrides import is_override, key_of, keys_in, last_value, quote, text_of, value_of
-from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, place_of, words_of_call
+from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, machine_overrides, place_of
 
 KEY, NAME = re.compile(r"\w[\w.-]*", re.ASCII), re.compile(r"\w[\w-]*", re.ASCII)
 """Keys and yaml names that a shell and Hydra take unquoted."""
@@ -110,7 +110,7 @@ def _read_settings(
             warn(f"{file} {_damage(file)}: using the settings in {checkpoint.file}. Change them by <key>=<value>")
         file = checkpoint.file
     checked = check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named)
-    return checked, words_of_call(settings)
+    return checked, machine_overrides(settings)
 
 
 def read_overrides(checkpoint: Checkpoint) -> list[str]:

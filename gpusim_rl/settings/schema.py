@@ -19,9 +19,9 @@ else:
 T = TypeVar("T")
 TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observations")
 """Keys of `task` with a default in cfg/config.yaml."""
-OF_ONE_CALL = ("checkpoint", "start_from", "test", "trust", "log.console", "log.video")
+PER_CALL_SETTINGS = ("checkpoint", "start_from", "test", "trust", "log.console", "log.video")
 """Settings that are never inherited by another call."""
-OF_THE_MACHINE = (
+MACHINE_SETTINGS = (
     *("log.dir", "*.demonstrations.file", "distill.teacher", "*.teacher.run"),  # paths
     *("actors", "num_actors"),  # processes, and an address whose messages are unpickled
     "wandb_activate",  # sends logs to a server
@@ -547,7 +547,7 @@ class EnvConfig:
     physics: str | None
 
 
-OF_IMAGENET = ("efficientnet", "resnet18")  # encoders pretrained on ImageNet
+IMAGENET_ENCODERS = ("efficientnet", "resnet18")  # encoders pretrained on ImageNet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -561,7 +561,7 @@ class PretrainedConfig:
     def __post_init__(self) -> None:
         if self.freeze and self.init_from is None:
             raise ValueError("freeze=true needs init_from. Try python tools/pretrain_encoder.py TASK to make one")
-        if self.init_from in OF_IMAGENET and not self.freeze:
+        if self.init_from in IMAGENET_ENCODERS and not self.freeze:
             raise ValueError(f"init_from={self.init_from} cannot be trained further. Try pretrained.freeze=true")
         if self.frames > 1 and not self.freeze:
             advice = f"Try the algorithm's own, such as ppo.network.encoder.frames={self.frames}"

@@ -21,7 +21,7 @@ class Simulator:
     extra: str | None = None  # extra that installs the library, if any
     devices: tuple[str, ...]  # supported `torch.device.type` values
     default_on: tuple[str, ...] = ()  # devices on which `sim=auto` selects it
-    plays_on: str = "mujoco"  # simulator with equal physics that shows its runs on any machine
+    replay_sim: str = "mujoco"  # simulator with equal physics that shows its runs on any machine
     cpu_threads: bool = False  # physics on CPU threads in host memory, under `sim.num_threads` and `sim.persistent`
     uses_warp: bool = False  # physics in Warp kernels, under `sim.graph`; one thread on the CPU
 
@@ -33,7 +33,7 @@ _ON_WARP: Mapping[str, Any] = {"needs": WARP_PACKAGES, "devices": ("cuda", "cpu"
 _ALL = (
     Simulator(name="mujoco", cls="MujocoSim", library="mujoco", devices=_CPU, default_on=_CPU, cpu_threads=True),
     Simulator(name="mjwarp", cls="MjwarpSim", library="mujoco_warp", default_on=("cuda",), **_ON_WARP),
-    Simulator(name="newton", cls="NewtonSim", library="newton", extra="newton", plays_on="newton", **_ON_WARP),
+    Simulator(name="newton", cls="NewtonSim", library="newton", extra="newton", replay_sim="newton", **_ON_WARP),
 )
 SIMULATORS: Mapping[str, Simulator] = {simulator.name: simulator for simulator in _ALL}
 WARP_PYTHON = (3, 11)  # oldest Python of MuJoCo Warp 4.0; older ones have only `sim=mujoco`

@@ -16,7 +16,7 @@ from gpusim_rl.files.safe_open import check_plain
 from gpusim_rl.settings.discover import cfg_dirs, check_config_dir, read_yaml
 from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.overrides import text_of
-from gpusim_rl.settings.schema import OF_ONE_CALL, OF_THE_MACHINE
+from gpusim_rl.settings.schema import MACHINE_SETTINGS, PER_CALL_SETTINGS
 
 FORBIDDEN = ("hydra", "defaults")  # keys of Hydra, through which settings could run code
 LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")  # path, address, or `module:Env-v0` in env arguments
@@ -47,17 +47,17 @@ def check_saved_settings(
             raise ConfigError(f"run settings never have the key {key!r}", key=str(where), hint="Try removing it")
     settings = copy.deepcopy(settings)
     upgrade_settings(settings)
-    for key, value in [] if trust else strange_values(settings, config_dir, named):
+    for key, value in [] if trust else untrusted_values(settings, config_dir, named):
         if "_target_" in key.split(".") or key == ENV_ID:
             problem = f"{key}={value} would run code that no yaml of gpusim_rl or of an installed package names"
             raise ConfigError(problem, key=str(where), hint=f"{TRUST}, or -cd <its yaml>")
         raise ConfigError(f"{key}={value!r} may lead out of the folder", key=str(where), hint=TRUST)
-    for _, node, leaf, default in _of_a_call(settings, OF_ONE_CALL + OF_THE_MACHINE):
+    for _, node, leaf, default in _class_sections(settings, PER_CALL_SETTINGS + MACHINE_SETTINGS):
         node[leaf] = default
     return settings
 
 
-def strange_values(
+def untrusted_values(
     settings: Any, config_dir: str | Path | None = None, named: Collection[Named] = ()
 ) -> list[tuple[str, str]]:
     """Return keys and values that need trust: unnamed code, and code arguments that lead elsewhere.
@@ -96,10 +96,10 @@ def _is_named(code: Named, config_dir: str | Path | None) -> bool:
     return any(code == (place_of(key), target) for file in near for key, target in class_paths(read_yaml(file)))
 
 
-def words_of_call(settings: Mapping[str, Any]) -> list[str]:
+def machine_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Return overrides that restore a run's machine settings."""
     words = []
-    for key, node, leaf, default in _of_a_call(settings, OF_THE_MACHINE):
+    for key, node, leaf, default in _class_sections(settings, MACHINE_SETTINGS):
         value = node.get(leaf, default)
         if value != default and isinstance(value, dict) and isinstance(default, dict):
             changed = {name: item for name, item in value.items() if item != default.get(name)}
@@ -112,10 +112,10 @@ def words_of_call(settings: Mapping[str, Any]) -> list[str]:
 
 def is_per_call(key: str) -> bool:
     """Return whether a setting does not travel with a run folder."""
-    return any(fnmatchcase(f"{key}.", f"{setting}.*") for setting in OF_ONE_CALL + OF_THE_MACHINE)
+    return any(fnmatchcase(f"{key}.", f"{setting}.*") for setting in PER_CALL_SETTINGS + MACHINE_SETTINGS)
 
 
-def _of_a_call(settings: Mapping[str, Any], keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
+def _class_sections(settings: Mapping[str, Any], keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
     """Yield key, section, name and default of settings that do not travel."""
     cfg = paths.cfg_dir()
     groups = {"log": read_yaml(cfg / "log" / "default.yaml"), "actors": read_yaml(cfg / "actors" / "none.yaml")}

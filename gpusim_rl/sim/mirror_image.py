@@ -211,17 +211,17 @@ class MirrorImage:
             one.qpos[columns] += random.uniform(-0.2, 0.2, len(columns))
             one.qvel[:] = random.normal(size=model.nv)
             one.ctrl[controls] = random.uniform(-1.0, 1.0, len(controls))
-            two.qpos[columns], two.qvel[:] = _swapped(one.qpos[columns], self.joints), self._of_dofs(one.qvel, dofs)
+            two.qpos[columns], two.qvel[:] = _swapped(one.qpos[columns], self.joints), self._per_joint(one.qvel, dofs)
             two.ctrl[controls] = _swapped(one.ctrl[controls], self.actuators) if controls else []
             before = one.qvel.copy(), two.qvel.copy()
             for data in (one, two):
                 mujoco.mj_step(model, data)
-            changes.append((self._of_dofs(one.qvel - before[0], dofs), two.qvel - before[1]))
+            changes.append((self._per_joint(one.qvel - before[0], dofs), two.qvel - before[1]))
         expected, got = np.array(changes).swapaxes(0, 1)
         largest = np.abs(expected).max(axis=0)
         return float((np.abs(got - expected).max(axis=0) / np.maximum(largest, 1e-3 * largest.max())).max())
 
-    def _of_dofs(self, values: Float[np.ndarray, " nv"], dofs: np.ndarray) -> Float[np.ndarray, " nv"]:
+    def _per_joint(self, values: Float[np.ndarray, " nv"], dofs: np.ndarray) -> Float[np.ndarray, " nv"]:
         image, free = values.copy(), int(self._model.body_jntadr[self._root])
         image[dofs] = _swapped(values[dofs], self.joints)
         if free >= 0 and self._model.jnt_type[free] == mujoco.mjtJoint.mjJNT_FREE:

@@ -55,7 +55,7 @@ class MjwarpSim(WarpSim):
 
         self._current = self.sensordata
         self._sensor_stage = 0  # last stage of sensors in the current state; 0 for none
-        if not scene.senses_steps:
+        if not scene.steps_compute_sensors:
             model.opt.disableflags |= _NO_SENSORS
         self._ray_groups = RayGroups(scene)
         self._boxes: mjw.RenderContext | None = None
@@ -66,11 +66,11 @@ class MjwarpSim(WarpSim):
         if stage > self._sensor_stage:
             if self._sensor_stage == 0:
                 self.sensordata = self._current.clone()  # Warp's own array now has the current values
-                self._sensors_apart = self.scene.senses_steps
+                self._sensors_apart = self.scene.steps_compute_sensors
             self._sensor_stage = max(stage, _VEL)
             self._graphs.clear()  # captured without sensors
             self._graphs.synchronize()
-            self._follow_from_now_on()
+            self._start_following()
         return self._current
 
     def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:

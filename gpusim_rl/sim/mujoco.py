@@ -95,7 +95,7 @@ class MujocoSim(SimBase):
         model.opt.iterations, model.opt.ls_iterations = solver_limits(model.opt, cfg)
         # C MuJoCo would silently reset a diverged world. Only on this copy: MuJoCo Warp refuses the flag.
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
-        if not scene.senses_steps:
+        if not scene.steps_compute_sensors:
             model.opt.disableflags |= _NO_SENSORS
         self.num_threads = min(cfg.num_threads or available_cpus(), num_envs)
         persistent = num_envs < PERSISTENT_BELOW if cfg.persistent == "auto" else bool(cfg.persistent)
@@ -120,7 +120,7 @@ class MujocoSim(SimBase):
         self._derived: list[tuple[np.ndarray, np.ndarray]] = []
         self._tensors: dict[str, Tensor] = {}  # views of the mirrors, by field
         self.sensordata = torch.zeros(num_envs, 0)
-        if scene.senses_steps:
+        if scene.steps_compute_sensors:
             self.sensordata = self._bind("sensordata", self._sensors)
         self._stage = _VEL  # last stage of `_forward`
         self._current: Tensor | None = None  # sensors in the current state
@@ -191,7 +191,7 @@ class MujocoSim(SimBase):
         if self._current is None or stage > self._stage:
             if self._current is None:
                 self._current = self._bind("sensordata", self._derived, "current_sensors")
-                if not self.scene.senses_steps:
+                if not self.scene.steps_compute_sensors:
                     self._flags = self._batch.expand("opt.disableflags")
             self._stage = max(self._stage, stage)
             self._written[:] = True

@@ -87,7 +87,7 @@ class NewtonSim(WarpSim):
             return torch.tensor(numbers, dtype=torch.int64, device=self.device)
 
         self._cfrc_ext, self._qfrc_actuator = self._view(self._data.cfrc_ext), self._view(self._data.qfrc_actuator)
-        self._sensors_apart = scene.senses_steps
+        self._sensors_apart = scene.steps_compute_sensors
         self.sensordata = torch.zeros(self.num_envs, model.nsensordata, device=self.device)
         bodies = [model.body(body).id for body in scene.contact_sensors]
         self._contact_bodies, self._contact_roots = tensor(bodies), tensor(model.body_rootid[bodies].tolist())
@@ -125,7 +125,7 @@ class NewtonSim(WarpSim):
         """Return the same worlds in MuJoCo Warp, for sensors and rays; randomised parameters are not copied."""
         if self._mirror is None:
             self._mirror = MjwarpSim(self.scene, self.num_envs, self._cfg, self.device)
-            self._follow_from_now_on()
+            self._start_following()
         return self._mirror
 
     def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:

@@ -440,7 +440,7 @@ class Scene:
         self._model = None
 
     @property
-    def senses_steps(self) -> bool:
+    def steps_compute_sensors(self) -> bool:
         """Whether physics steps compute sensors; those only `Articulation.sensor` reads are computed on reading."""
         model = self.model
         late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # they store earlier readings

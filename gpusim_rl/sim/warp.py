@@ -100,7 +100,7 @@ _apart: list[Callable[[Callable[[], None]], None]] = []
 
 
 @contextmanager
-def launches_apart(take: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+def defer_launches(take: Callable[[Callable[[], None]], None]) -> Iterator[None]:
     """Pass the launches of `WarpGraphs` in the block to `take`, to be called later: torch captures exclude them."""
     _apart.append(take)
     try:

@@ -128,10 +128,10 @@ class WarpSim(SimBase):
 
     def derived(self, field: str) -> Tensor:
         if not self._derives:
-            self._follow_from_now_on()
+            self._start_following()
         return self._derived[field]
 
-    def _follow_from_now_on(self) -> None:
+    def _start_following(self) -> None:
         self._derives = True
         self._written.fill_(True)
         self.refresh()

@@ -41,7 +41,7 @@ from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS, RunConfig, SimC
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim import Scene, choose_sim, make_sim
 from gpusim_rl.sim.interface import put_pose
-from gpusim_rl.testing.mirror_check import WRONG, differences_by_part
+from gpusim_rl.testing.mirror_check import WRONG, differences_by_term
 from gpusim_rl.testing.sync_counter import SyncCounter
 
 NUM = 4  # envs, where a check needs no other number
@@ -363,7 +363,7 @@ class TaskConformance:
         env = self.started_env(name, num_envs=16, observations={}, clip_actions=1e6, clip_observations=None)
         if not env.task.mirrors:
             pytest.skip("the task defines no mirror image")
-        found = differences_by_part(env)
+        found = differences_by_term(env)
         assert {part: x for part, x in found.items() if x is not None and x > WRONG} == {}, "wrong kind or sign"
 
     # The run

@@ -24,17 +24,19 @@ def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> Non
     add_trust_arguments(parser)
 
 
-def add_picture_arguments(parser: argparse.ArgumentParser, *, width: int, height: int, of_policy: bool = False) -> None:
-    """Add picture size [pixels] and renderer; `of_policy` offers the policy's own images."""
+def add_picture_arguments(
+    parser: argparse.ArgumentParser, *, width: int, height: int, with_policy: bool = False
+) -> None:
+    """Add picture size [pixels] and renderer; `with_policy` offers the policy's own images."""
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     parser.add_argument("--width", type=positive, default=width, help=f"pixels (default: {width})")
     parser.add_argument("--height", type=positive, default=height, help=f"pixels (default: {height})")
     parser.add_argument(
         "--renderer",
-        choices=["auto", "gl", "ray", *["policy"] * of_policy],
+        choices=["auto", "gl", "ray", *["policy"] * with_policy],
         default="auto",
         help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works"
-        + "; policy: the images that the policy sees" * of_policy,
+        + "; policy: the images that the policy sees" * with_policy,
     )
 
 

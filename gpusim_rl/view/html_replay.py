@@ -10,7 +10,7 @@ from contextlib import ExitStack, redirect_stdout
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.view.player import Player
-from gpusim_rl.view.video import frame_rate, words_of
+from gpusim_rl.view.video import caption_words, frame_rate
 from gpusim_rl.view.web_guard import Guard
 from gpusim_rl.view.web_scene import WebScene
 
@@ -39,7 +39,7 @@ def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
                 recording.insert_sleep(1.0 / fps)
             player.step()
         page = recording.as_html()
-    title = html.escape(", ".join(words_of(player)))
+    title = html.escape(", ".join(caption_words(player)))
     page = page.replace("<title>Viser</title>", f"<title>{title}</title>", 1)
     page = page.replace("{darkMode:false}", '{darkMode:matchMedia("(prefers-color-scheme: dark)").matches}', 1)
     return page.replace("<body>", f"<body>{CAPTION.format(title)}", 1)

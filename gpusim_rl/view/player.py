@@ -59,7 +59,7 @@ class Player:
         act: str = "trained",
         num_envs: int = 1,
         sim: str | None = None,
-        plays_on: str | None = None,
+        replay_sim: str | None = None,
         from_yaml: bool = False,
         trust: bool = False,
         config_dir: str | None = None,
@@ -69,7 +69,7 @@ class Player:
         """Rebuild task and policy of a run from its saved settings.
 
         `name` is a run folder, a checkpoint, or a task: its latest run, or without a policy its yaml if it has no run
-        or with `from_yaml`. `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `plays_on` (ignored by
+        or with `from_yaml`. `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `replay_sim` (not for
         envs of another library), else the registry's. `trust` imports any class that the run names; `config_dir` is
         the trusted folder of `-cd`; `render_mode` goes to envs of another library; `changes` are overrides by full key.
 
@@ -89,7 +89,7 @@ class Player:
             (config[section] if section else config)[last] = value
         spec = load_spec(config, [], Checkpoint(file, run.path))
         if not issubclass(spec.task_class, Environment):
-            name = sim or plays_on or SIMULATORS[state["sim"]].plays_on
+            name = sim or replay_sim or SIMULATORS[state["sim"]].replay_sim
             device = (spec.cfg.sim_device or spec.cfg.device) if name == state["sim"] else "auto"
             env: Environment = whole_episodes(spec, name, num_envs, spec.cfg.seed, device)
         elif sim is None:

@@ -40,7 +40,7 @@ class DumpReplay:
     ) -> DumpReplay:
         """Restore the envs from `diverged.pt`, `skipped.pt` or a checkpoint.
 
-        Without `sim`, a divergence runs on the registry's choice (`plays_on`), an update on the run's own simulator.
+        Without `sim`, a divergence runs on the registry's choice (`replay_sim`), an update on the run's own simulator.
         `trust` imports any class that the file names; `config_dir` is the trusted folder of `-cd`.
 
         Raises:
@@ -65,7 +65,7 @@ class DumpReplay:
     def _divergence(cls, file: Path, state: Mapping[str, Any], sim: str | None) -> DumpReplay:
         state["config"]["task"]["randomize"] = False
         spec = load_spec(state["config"], [], Checkpoint(file, None))
-        env = whole_episodes(spec, sim or SIMULATORS[state["sim"]].plays_on, 1, seed=0, on="cpu")
+        env = whole_episodes(spec, sim or SIMULATORS[state["sim"]].replay_sim, 1, seed=0, on="cpu")
         env.reset()
         with must_fit(file, f"task {env.name}"):
             put_state(env.sim, state["state"])

@@ -83,7 +83,7 @@ class Group:
         return max(self.runs, key=lambda run: (last(run, "episode/return") is not None, last(run, "episode/return")))
 
 
-def groups_of(runs: Sequence[SavedCurves]) -> list[list[Group]]:
+def group_runs(runs: Sequence[SavedCurves]) -> list[list[Group]]:
     """Return the groups of each task."""
     by_task: dict[str, list[list[SavedCurves]]] = {}
     for group in grouped(runs):

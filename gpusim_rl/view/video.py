@@ -127,7 +127,7 @@ def frame_rate(control_hz: float) -> tuple[int, float]:
     return every, control_hz / every
 
 
-def words_of(player: Player) -> list[str]:
+def caption_words(player: Player) -> list[str]:
     """Return the words of a caption, most important first: task, iteration, mean training return."""
     if player.policy is None:
         return [player.name, f"{player.act} actions"]
@@ -146,7 +146,7 @@ def _return_at(metrics: Path, iteration: int | None) -> float | None:
     return next((float(value) for value in values if value), None)
 
 
-def commands_of(env: Environment) -> list[str]:
+def command_captions(env: Environment) -> list[str]:
     """Return each env's command, `command  x 1.00  yaw -0.30`; empty without commands."""
     commands = steerable(env.task) if isinstance(env, VecEnv) else None
     if commands is None:

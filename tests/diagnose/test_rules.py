@@ -33,8 +33,8 @@ MIXED = replace(
     GPU_EAGER, sim="mujoco", sim_device="cpu", graph_mode="update", graph_reason="physics on cpu", simulate=0.7
 )
 CHECKED = replace(GPU_EAGER, graph_mode="update", graph_reason="debug.check_task reads every step", check_task=True)
-SUMMED = replace(CPU, processes=4, processes_here=2, machine_cpus=16, sums=0.1)  # two processes on each machine
-SHARED = replace(GPU, processes=8, processes_here=8, machine_cpus=128)
+SUMMED = replace(CPU, processes=4, local_processes=2, machine_cpus=16, sums=0.1)  # two processes on each machine
+SHARED = replace(GPU, processes=8, local_processes=8, machine_cpus=128)
 ACTORS = replace(
     CPU, algo="impala", num_envs=64, num_actors=7, actor_engine="process", epochs=None, minibatch_size=None,
     max_policy_lag=8, physics_threads=1, torch_threads=1, simulate=0.0, policy=0.0, actors=0.15, update=0.8,
@@ -61,7 +61,7 @@ CASES: dict[str, list[RunStats]] = {
     "oversubscribed": [
         replace(CPU, physics_threads=32),
         replace(CPU, torch_threads=16, load=15.0, cpu_percent=60.0),
-        replace(SUMMED, processes_here=16, cpus=1, machine_cpus=8, physics_threads=1, torch_threads=1, load=16.0),
+        replace(SUMMED, local_processes=16, cpus=1, machine_cpus=8, physics_threads=1, torch_threads=1, load=16.0),
     ],
     "busy_machine": [replace(CPU, load=17.0, cpu_percent=45.0)],
     "unused_cpus": [

@@ -96,10 +96,10 @@ def test_a_control_step_is_that_of_all_processes(tmp_path):
     """`env_steps` counts all processes, `num_envs` those of one."""
     rows = [row(1), row(2), row(3)]
     alone = read_run_stats(make_run(tmp_path, rows))
-    assert (alone.processes, alone.processes_here) == (1, 1) and alone.step_s == pytest.approx(0.7 / 16)
-    metadata = METADATA | {"processes": 4, "processes_here": 2}
+    assert (alone.processes, alone.local_processes) == (1, 1) and alone.step_s == pytest.approx(0.7 / 16)
+    metadata = METADATA | {"processes": 4, "local_processes": 2}
     several = read_run_stats(make_run(tmp_path, rows, metadata, ("num_envs=25", "multi_gpu=true")))
-    assert (several.processes, several.processes_here, several.all_envs) == (4, 2, 100)
+    assert (several.processes, several.local_processes, several.all_envs) == (4, 2, 100)
     assert several.step_s == pytest.approx(0.7 / 16)
     assert read_run_stats(change(tmp_path, ppo={})).horizon == 16, "the rows tell it"
 

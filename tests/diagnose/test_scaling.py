@@ -130,7 +130,7 @@ def test_implausible_measurements_are_reported():
 
 
 def test_measurements_on_shared_cpus_are_reported():
-    quiet, shared = table({64: 50e3}), table({128: 60e3, 256: 55e3}, crowded=True)
+    quiet, shared = table({64: 50e3}), table({128: 60e3, 256: 55e3}, contended=True)
     advice = advise(cpu=quiet | shared, tuned_envs=64)
     assert any("other programs slowed down 128, 256 envs on cpu" in reason for reason in advice.reasons)
 
@@ -197,4 +197,4 @@ def test_reasons_say_what_the_numbers_tell_and_no_more():
 def test_failed_measurements_are_reported():
     assert reasons(failed(1), "actors") == ["nothing could be measured: out of memory"]
     assert "2 could not be measured: out of memory" in reasons(table({1: 1e3}) | failed(2), "actors")
-    assert "slowed down 1;" in reasons(table({1: 1e3}, crowded=True), "actors")[-1]
+    assert "slowed down 1;" in reasons(table({1: 1e3}, contended=True), "actors")[-1]

@@ -80,7 +80,7 @@ def test_the_doctor_judges_a_run_of_two_processes(tmp_path):
     torchrun(tmp_path, *SMALL[:3], "num_envs=64", "max_iterations=12", "log.console=quiet")
     [run] = (tmp_path / "runs" / "Cartpole").glob("2*")
     stats = read_run_stats(run)
-    assert (stats.processes, stats.processes_here, stats.all_envs) == (2, 2, 128)
+    assert (stats.processes, stats.local_processes, stats.all_envs) == (2, 2, 128)
     assert stats.cpus == max(1, available_cpus() // 2)
     rows = read_csv(run, machine=True)
     shares = [float(row["time/sums"]) for row in rows]
@@ -139,7 +139,7 @@ def test_a_process_is_put_back_to_its_own_noise_and_replay_memory(tmp_path, proc
     save(tmp_path / "last.pt", {**trainer.state_dict(), "processes": others | {1: {"algorithm": own}}})
     checkpoints, console = SimpleNamespace(saved=0, last=tmp_path / "last.pt"), SimpleNamespace(warn=str)
     log: Any = SimpleNamespace(checkpoints=checkpoints, console=console)
-    trainer._put_learner_back(log, SimpleNamespace(iterations=[1]))  # type: ignore[arg-type]
+    trainer._restore_learner(log, SimpleNamespace(iterations=[1]))  # type: ignore[arg-type]
     now = trainer.algorithm.state_dict()
     trainer.close()
     assert not torch.equal(now["act_generator"], first["act_generator"])

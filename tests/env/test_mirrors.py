@@ -16,7 +16,7 @@ from gpusim_rl.env.mirrors import mirrored
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.mirror_image import PSEUDOVECTOR, QUATERNION, VECTOR, MirrorImage
-from gpusim_rl.testing.mirror_check import WRONG, differences_by_part, image_of
+from gpusim_rl.testing.mirror_check import WRONG, differences_by_term, image_of
 from helpers.task_envs import class_env
 
 
@@ -56,14 +56,14 @@ class Feet(Anymal):
 
 @pytest.mark.parametrize("task", ["Anymal", "AnymalTerrain", Feet])
 def test_a_step_of_the_image_is_the_image_of_the_step(task):
-    found = differences_by_part(make(task))
+    found = differences_by_term(make(task))
     assert {part: x for part, x in found.items() if x is not None and x > 1e-5} == {}
     alone = {"policy/command", "policy/command_yaw", "policy/heights"}  # the air has no ground below
     assert {part for part, x in found.items() if x is None} <= alone
 
 
 def test_on_the_ground_too():
-    found = differences_by_part(make(Feet), height=-0.05)
+    found = differences_by_term(make(Feet), height=-0.05)
     assert {part: x for part, x in found.items() if x is not None and x > 1e-3} == {}
 
 
@@ -73,7 +73,7 @@ def test_on_the_ground_too():
 )
 def test_a_wrong_kind_is_found_by_its_part(part, kind, monkeypatch):
     monkeypatch.setattr(Feet, "mirrors", {**Feet.mirrors, part: kind})
-    found = differences_by_part(make(Feet))
+    found = differences_by_term(make(Feet))
     assert [name for name, x in found.items() if x is not None and x > WRONG] == [f"policy/{part}"]
 
 
@@ -83,7 +83,7 @@ def test_a_pose_that_is_not_symmetric_is_found():
             super().__init__(cfg, sim)
             self.stance = self.stance + 0.5
 
-    found = differences_by_part(make(Leaning))
+    found = differences_by_term(make(Leaning))
     assert (found["policy/joint_pos"] or 0.0) > WRONG
 
 
@@ -121,7 +121,7 @@ def test_kinds_that_do_not_fit_are_refused(mirrors, words, monkeypatch):
 def test_the_velocity_of_a_sensor_beside_the_plane(task, monkeypatch):
     """Go1's IMU is 6.7 cm beside it: a state and its image have velocities there that are no images of each other."""
     env = make(task)
-    found = differences_by_part(env)
+    found = differences_by_term(env)
     measured = {group: found[f"{group}/lin_vel"] or 0.0 for group in env.obs_sizes}
     assert max(measured.values()) < 5e-3
     if task == "Go1Velocity":
@@ -130,7 +130,7 @@ def test_the_velocity_of_a_sensor_beside_the_plane(task, monkeypatch):
         values = torch.randn(3, len(maps.sources))
         torch.testing.assert_close(image_of(image_of(values, maps), maps), values)
         monkeypatch.setattr(type(env.task), "mirrors", {**env.task.mirrors, "lin_vel": "vector"})
-        assert (differences_by_part(env)["policy/lin_vel"] or 0.0) > 0.02
+        assert (differences_by_term(env)["policy/lin_vel"] or 0.0) > 0.02
 
 
 def test_a_sensor_that_is_turned_too():

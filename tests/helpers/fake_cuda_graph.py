@@ -45,8 +45,8 @@ class Recorder(RecordedGraphs):
         finally:
             WarpGraphs.run = outside  # type: ignore[method-assign]
 
-    def _record_pieces(self, body: Call, launches_apart: LaunchesApart) -> Any:
-        return super()._record_pieces(body, lambda take: launches_apart(launching_too(take)))
+    def _record_pieces(self, body: Call, defer_launches: LaunchesApart) -> Any:
+        return super()._record_pieces(body, lambda take: defer_launches(launching_too(take)))
 
 
 def differences_of_replays(make: Callable[[Path], Trainer], mode: str, folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpusim_rl.machine.child import Child, importing_the_same
+from gpusim_rl.machine.child import Child, same_import_env
 
 COUNTS_SIGNALS = """
     import signal, sys, time
@@ -47,12 +47,12 @@ def test_its_last_line_tells_how_it_ended(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("of an earlier start\n")
     with Child(python("import sys; print('one'); sys.exit('error: two')"), printed=log.open("ab+")) as child:
-        assert child.how_it_ended() == "two" and not child.running
+        assert child.exit_reason() == "two" and not child.running
         assert child.output() == "one\nerror: two\n"
     with Child(python("import sys; sys.exit(3)"), printed=log.open("ab+")) as child:
-        assert child.how_it_ended() == "exit status 3"
+        assert child.exit_reason() == "exit status 3"
     with Child(python("import os; print('one', flush=True); os.kill(os.getpid(), 9)")) as child:
-        assert child.how_it_ended() == "SIGKILL" and child.output() == "one\n"
+        assert child.exit_reason() == "SIGKILL" and child.output() == "one\n"
     assert log.read_text() == "of an earlier start\none\nerror: two\n"
 
 
@@ -83,7 +83,7 @@ def test_a_child_that_does_not_stop_is_killed_with_what_it_has_started() -> None
     child = Child(python(code))
     wait_for(child.output)
     assert not child.stop(within_s=0.2)
-    assert child.how_it_ended() == "SIGKILL"
+    assert child.exit_reason() == "SIGKILL"
     wait_for(lambda: not psutil.pid_exists(int(child.output())))
     child.close()
 
@@ -116,7 +116,7 @@ def test_it_talks_by_pipes_and_imports_what_its_parent_can(tmp_path: Path, monke
     (tmp_path / "mine.py").write_text("ANSWER = b'42'")
     monkeypatch.syspath_prepend(str(tmp_path))
     code = "import mine, sys; sys.stdout.buffer.write(sys.stdin.buffer.readline() + mine.ANSWER)"
-    with Child(python(code), talks=True, env=importing_the_same()) as child:
+    with Child(python(code), talks=True, env=same_import_env()) as child:
         assert child.process.communicate(b"what\n")[0] == b"what\n42"
 
 
@@ -143,7 +143,7 @@ def test_it_is_told_when_its_parent_is_killed(tmp_path: Path) -> None:
     # As nohup starts it: a child that a hangup does not reach would outlive its parent.
     nohup = "trap '' HUP; exec \"$@\""
     command = ["sh", "-c", nohup, "sh", *python(parent)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=importing_the_same()) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=same_import_env()) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         process.kill()

@@ -27,7 +27,7 @@ def test_a_run_tells_simulator_threads_precision_and_graphs(tmp_path, monkeypatc
     assert "OMP_WAIT_POLICY" not in noted["openmp"]
     assert 0.1 < noted["memory_limit_gb"] <= noted["memory_gb"] + 1
     assert noted["cpu"]["available"] == available_cpus()
-    assert noted["processes"] == noted["processes_here"] == 1 and noted["actors"] == 0
+    assert noted["processes"] == noted["local_processes"] == 1 and noted["actors"] == 0
 
 
 def test_processes_of_one_machine_share_its_memory(tmp_path, monkeypatch):
@@ -36,7 +36,7 @@ def test_processes_of_one_machine_share_its_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     among_four = describe_run(trainer.view())
     trainer.close()
-    assert among_four["processes_here"] == 4 and among_four["memory_limit_gb"] < 0.5 * alone
+    assert among_four["local_processes"] == 4 and among_four["memory_limit_gb"] < 0.5 * alone
 
 
 def test_a_capture_that_fails_later_is_noted(tmp_path):

@@ -14,7 +14,7 @@ from gpusim_rl.env.task import load_task_class
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings import discover, schema, trust
 from gpusim_rl.settings.compose import compose
-from gpusim_rl.settings.trust import check_saved_settings, words_of_call
+from gpusim_rl.settings.trust import check_saved_settings, machine_overrides
 
 FILE = Path("run/config.yaml")
 MODULE = __name__  # imported already: which must not count
@@ -173,7 +173,7 @@ def test_a_setting_that_may_hold_a_path_or_an_address_is_classified() -> None:
         found |= set(texts(load_task_class(entry.target).Config, "task."))
     travel = {key for key in found if any(fnmatchcase(key, one) for one in TRAVELS)}
     per_call = {key for key in found if trust.is_per_call(key)}
-    assert found - travel - per_call == {"algo"}, "put it into TRAVELS, or OF_THE_MACHINE of settings/schema.py"
+    assert found - travel - per_call == {"algo"}, "put it into TRAVELS, or MACHINE_SETTINGS of settings/schema.py"
     assert not travel & per_call
     assert {"log.dir", "checkpoint", "actors.address", "sac.demonstrations.file", "td3.demonstrations.file"} <= per_call
 
@@ -185,11 +185,11 @@ def test_settings_of_a_call_do_not_travel() -> None:
     default = compose(["task=Cartpole", "algo=sac"])
     assert check_saved_settings(settings, FILE) == default
     quoted = [word.replace("ray://evil:10001", "'ray://evil:10001'") for word in typed[1:]]
-    assert sorted(words_of_call(settings)) == sorted(quoted)
-    assert words_of_call(default) == []
+    assert sorted(machine_overrides(settings)) == sorted(quoted)
+    assert machine_overrides(default) == []
     settings |= {"actors": "process", "log": 5, "num_actors": [1]}  # whatever a stranger writes
-    assert words_of_call(check_saved_settings(settings, FILE)) == []
-    assert "actors=process" in words_of_call(settings)
+    assert machine_overrides(check_saved_settings(settings, FILE)) == []
+    assert "actors=process" in machine_overrides(settings)
 
 
 class Own:

@@ -320,7 +320,7 @@ def test_a_capture_of_torch_must_keep_its_id(ids, monkeypatch):
 
 def test_launches_can_be_taken_apart_and_done_later():
     graphs, done, taken = WarpGraphs(torch.device("cpu"), enabled=False), [], []
-    with warp.launches_apart(taken.append):
+    with warp.defer_launches(taken.append):
         graphs.run("a", lambda: done.append("a"))
         graphs.run("b", lambda: done.append("b"))
     assert done == []

@@ -22,7 +22,7 @@ from helpers.scenes import ball_scene, sim_config
 def test_an_entry_describes_its_class(simulator):
     pytest.importorskip(simulator.library)
     assert getattr(importlib.import_module(f"gpusim_rl.sim.{simulator.name}"), simulator.cls).name == simulator.name
-    assert simulator.plays_on in SIMULATORS
+    assert simulator.replay_sim in SIMULATORS
     assert (ROOT / "cfg" / "sim" / f"{simulator.name}.yaml").is_file()
 
 

@@ -96,7 +96,9 @@ EXTRAS = [(words, module, "view") for words, module in (VIEW | {"record --html":
 def test_a_missing_extra_is_one_line(tool_here, monkeypatch, words, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     name, *flags = words.split()
-    assert tool_here(name, "Cartpole", *flags).refuses(f"{words}: {module} is missing. Try pip install 'gpusim-rl[{extra}]'\n")
+    assert tool_here(name, "Cartpole", *flags).refuses(
+        f"{words}: {module} is missing. Try pip install 'gpusim-rl[{extra}]'\n"
+    )
 
 
 def test_lines_are_named_by_what_differs():

@@ -19,7 +19,7 @@ from gpusim_rl.sim import Scene
 from gpusim_rl.view import renderer as rendering
 from gpusim_rl.view.playback import scene_by_name as task_scene
 from gpusim_rl.view.player import Player
-from gpusim_rl.view.video import Caption, commands_of, frame_rate, video_writer, words_of
+from gpusim_rl.view.video import Caption, caption_words, command_captions, frame_rate, video_writer
 from helpers.commands import ROOT
 
 pytest_plugins = ["helpers.tool_runs"]
@@ -219,22 +219,22 @@ def test_a_caption_says_who_acts_and_with_what_return(runs_folder):
         last = (run / "metrics.csv").read_text().splitlines()[-1].split(",")
         columns = (run / "metrics.csv").read_text().splitlines()[0].split(",")
         value = float(last[columns.index("episode/return")])
-        assert words_of(player) == ["Cartpole", f"iteration {last[0]}", f"return {value:,.4g}"]
+        assert caption_words(player) == ["Cartpole", f"iteration {last[0]}", f"return {value:,.4g}"]
         player.iteration = 10**6  # of which the file knows nothing
-        assert words_of(player) == ["Cartpole", "iteration 1,000,000"]
-        assert commands_of(player.env) == []
+        assert caption_words(player) == ["Cartpole", "iteration 1,000,000"]
+        assert command_captions(player.env) == []
 
 
 def test_a_caption_without_a_policy_says_what_acts():
     with closing(Player.open("Pendulum", act="random", from_yaml=True)) as player:
-        assert words_of(player) == ["Pendulum", "random actions"]
+        assert caption_words(player) == ["Pendulum", "random actions"]
 
 
 @pytest.mark.parametrize("task", ["Anymal", pytest.param("Go1Velocity", marks=pytest.mark.slow)])
 def test_a_caption_has_the_command_of_each_env(task):
     with closing(Player.open(task, act="zero", num_envs=2, from_yaml=True)) as player:
         assert isinstance(player.env, VecEnv)
-        texts = commands_of(player.env)
+        texts = command_captions(player.env)
         found = vars(player.env.task).get("commands") or vars(player.env.task)["command"]
         expected = ["command  x {:.2f}  y {:.2f}  yaw {:.2f}".format(*row) for row in found.value.tolist()]
     assert texts == expected and texts[0] != texts[1]
