@@ -135,10 +135,10 @@ def test_no_package_is_more_than_a_fifth_of_it():
 @pytest.mark.parametrize(
     "paths, most",
     [
-        (["run/trainer.py"], 330),
-        (["env/vec_env.py"], 450),
-        (["sim/newton.py", "sim/newton_model.py", "sim/newton_check.py", "sim/newton_xml.py"], 685),
-        (HOT_PATH, 1_738),
+        (["run/trainer.py"], 255),
+        (["env/vec_env.py"], 370),
+        (["sim/newton.py", "sim/newton_model.py", "sim/newton_check.py", "sim/newton_xml.py"], 620),
+        (HOT_PATH, 1_400),
     ],
     ids=["trainer", "vec_env", "newton", "hot path"],
 )
