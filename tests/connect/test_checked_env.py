@@ -144,7 +144,7 @@ def test_spaces_of_numbers_are_flattened(space: gym.Space, obs: Any, flat: list[
         ({"space": gym.spaces.Dict({"a": BOX}), "obs": 3}, "reset()", "int"),
         ({"space": gym.spaces.Tuple([BOX, BOX]), "obs": (np.zeros(2),)}, "reset()", "shorter"),
         ({"reward": None}, "step()", "a reward of type NoneType"),
-        ({"reward": np.zeros((2, 2))}, "step()", "a reward of shape [2, 2]"),
+        ({"reward": np.zeros((2, 2))}, "step()", r"a reward of shape \[2, 2\]"),
         ({"flag": lambda end: None}, "step()", "terminated"),
         ({"flag": lambda end: np.nan}, "step()", "terminated nan"),
         ({"flag": lambda end: 2}, "step()", "terminated 2"),

@@ -49,9 +49,9 @@ def test_what_can_be_saved_can_be_read(tmp_path, value):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"w": Path()}, r"pathlib\.PosixPath at w;"),
-        ({"a": [0, (Path(),)]}, r"pathlib\.PosixPath at a/1/0;"),
-        ({Path("b"): 1}, r"pathlib\.PosixPath at a key of /;"),
+        ({"w": Path()}, r"pathlib\.PosixPath at w\."),
+        ({"a": [0, (Path(),)]}, r"pathlib\.PosixPath at a/1/0\."),
+        ({Path("b"): 1}, r"pathlib\.PosixPath at a key of /\."),
         ({"w": torch.zeros(1, dtype=torch.uint16)}, r"torch\.uint16 at w\. Try torch\.int32"),
     ],
 )

@@ -438,7 +438,7 @@ def test_a_robot_and_its_mirror_image_see_mirror_images(monkeypatch):
     assert (here.flip(1) - there).abs().max() <= 1 and (here - there).abs().max() > 20
     assert set(mirrored(env)[0]) == {"policy", "critic", "actions"}
     monkeypatch.setattr(type(env.task), "mirrors", {**type(env.task).mirrors, "depth": "scalar"})
-    with pytest.raises(TaskError, match=r"mirrors\['depth'\]: the mirror image of these images is not known"):
+    with pytest.raises(TaskError, match=r"mirrors\['depth'\]: the mirror image is not known"):
         mirrored(env)
 
 
