@@ -58,12 +58,6 @@ def test_a_run_is_resumed_evaluated_exported_and_recorded(isaaclab, run_dir):
     assert list(run_dir.rglob("*.mp4"))
 
 
-def test_other_algorithms_train(isaaclab):
-    few = ("max_iterations=3", "log.dir=sac")
-    isaaclab.run("train.py", *TASK, "num_envs=8", "algo=sac", "sac.learning_starts=64", "sac.batch_size=64", *few)
-    assert float(isaaclab.last_row(isaaclab.folder / "sac/Offline-Cartpole/latest")["loss/critic"]) > 0.0
-
-
 def test_settings_of_ours_that_mean_nothing_there_are_one_line(isaaclab):
     assert "sim and sim_device have no effect on envs of Isaac Lab" in isaaclab.error(*TASK, "sim=mujoco")
     assert "task.randomize" in isaaclab.error(*TASK, "task.randomize=true")

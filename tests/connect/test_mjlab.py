@@ -52,11 +52,6 @@ def test_a_run_is_resumed_evaluated_exported_and_recorded(mjlab, run_dir):
     assert list(run_dir.rglob("*.mp4"))
 
 
-def test_settings_of_ours_that_mean_nothing_there_are_one_line(mjlab):
-    assert "sim and sim_device have no effect on envs of mjlab" in mjlab.error(*TASK, "sim=mjwarp")
-    assert "env.vectorization: no effect on envs of mjlab" in mjlab.error(*TASK, "env.vectorization=async")
-
-
 def test_the_commands_of_the_document_run(mjlab, tmp_path):
     here = Library(mjlab.python, tmp_path)
     fewer = {"max_iterations=200": "max_iterations=2", "max_iterations=300": "max_iterations=4"}

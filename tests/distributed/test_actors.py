@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +31,8 @@ from gpusim_rl.spaces import Box
 from helpers.commands import ROOT, Finished, run_command, run_here
 from helpers.training import read_csv, the_run
 
+pytest_plugins = ["helpers.background"]
+
 NETWORK = "impala.network.hidden=[16,16]"
 SMALL = ("task=Cartpole", "algo=impala", NETWORK, "num_envs=4", "num_actors=2", "log.console=plain")
 LONG = "max_iterations=1000000"
@@ -43,63 +41,6 @@ LONG = "max_iterations=1000000"
 def train(folder: Path, *arguments: str, check: bool = True) -> Finished:
     """`python train.py`, as a user types it."""
     return run_command(sys.executable, ROOT / "train.py", *arguments, cwd=folder, check=check)
-
-
-def children_with(process: subprocess.Popen[str], word: str) -> list[psutil.Process]:
-    """The processes below one whose command line has a word."""
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with suppress(psutil.Error):  # it has just ended
-            found += [child] if word in " ".join(child.cmdline()) else []
-    return found
-
-
-class Training:
-    """A training in the background, and its actors."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.folder = folder
-        command = [sys.executable, str(ROOT / "train.py"), *SMALL, *arguments]
-        pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, cwd=folder, text=True, **pipes)
-
-    def rows(self) -> list[dict[str, str]]:
-        """Those of metrics.csv so far."""
-        found = [*self.folder.glob("runs/Cartpole/2*/metrics.csv")]
-        return read_csv(found[0].parent, machine=True) if found else []
-
-    def actors(self) -> list[psutil.Process]:
-        """The processes of its actors."""
-        return children_with(self.process, "process_engine")
-
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Until something holds."""
-        end = time.monotonic() + timeout_s
-        while not condition():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < end, self.rows()[-1:]
-            time.sleep(0.05)
-
-    def end(self) -> str:
-        """Ends it as Ctrl-C would; returns what it has said."""
-        self.process.send_signal(signal.SIGINT)
-        _, said = self.process.communicate(timeout=60)
-        assert self.process.returncode == 130, said
-        return said
-
-
-@pytest.fixture
-def training(tmp_path: Path):
-    running: list[Training] = []
-
-    def start(*arguments: str) -> Training:
-        running.append(Training(tmp_path, *arguments))
-        return running[-1]
-
-    yield start
-    for it in running:
-        it.process.kill()
-        it.process.communicate()
 
 
 @pytest.mark.parametrize("inference", ["actor", pytest.param("learner", marks=pytest.mark.slow)])
@@ -293,7 +234,7 @@ def test_lags_are_those_of_a_schedule_and_what_is_too_old_is_dropped(tmp_path: P
 
 @pytest.mark.slow
 def test_a_learner_that_dies_leaves_no_actors_and_its_run_goes_on(training, tmp_path: Path) -> None:
-    it = training("actors=process", LONG, "log.checkpoint_interval=20")
+    it = training(*SMALL, "actors=process", LONG, "log.checkpoint_interval=20")
     it.wait_for(lambda: len([*tmp_path.glob("runs/Cartpole/2*/checkpoints/last.pt")]) == 1 and len(it.actors()) == 2)
     actors = it.actors()
     it.process.kill()
@@ -416,16 +357,15 @@ def test_another_version_of_ray_is_refused(monkeypatch) -> None:
 @pytest.mark.parametrize("inference", ["actor", "learner"])
 def test_ray_starts_an_actor_again(training, inference: str) -> None:
     pytest.importorskip("ray")
-    it = training("actors=ray", f"actors.inference={inference}", LONG)
+    it = training(*SMALL, "actors=ray", f"actors.inference={inference}", LONG)
 
-    it.wait_for(lambda: bool(it.rows()) and float(it.rows()[-1]["actors/alive"]) == 2, 90)
-    children_with(it.process, "RemoteActor")[0].kill()
-    it.wait_for(lambda: float(it.rows()[-1]["actors/restarts"]) == 1)
-    it.wait_for(lambda: float(it.rows()[-1]["actors/alive"]) == 2)
-    before = int(it.rows()[-1]["iteration"])
-    it.wait_for(lambda: int(it.rows()[-1]["iteration"]) > before + 20)
-    row = it.rows()[-1]
-    assert float(row["actors/lost_rollouts"]) <= 2 and 0.0 <= float(row["actors/object_store"]) < 0.5
+    it.wait_for(lambda: it.number("actors/alive") == 2, 90)
+    it.actors("RemoteActor")[0].kill()
+    it.wait_for(lambda: it.number("actors/restarts") == 1)
+    it.wait_for(lambda: it.number("actors/alive") == 2)
+    before = it.number("iteration")
+    it.wait_for(lambda: it.number("iteration") > before + 20)
+    assert it.number("actors/lost_rollouts") <= 2 and 0.0 <= it.number("actors/object_store") < 0.5
     it.end()
 
 

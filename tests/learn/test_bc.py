@@ -15,10 +15,9 @@ from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext
-from gpusim_rl.learn.demonstrations import Demonstrations, save
+from gpusim_rl.learn.demonstrations import Demonstrations
 from gpusim_rl.learn.supervised import BC
 from gpusim_rl.run.evaluation import evaluate_run
-from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import BCConfig
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
@@ -28,7 +27,6 @@ from helpers.demonstrated import shown_in
 from helpers.fakes import RandomEnv
 from helpers.on_policy import collect
 from helpers.raised import raises
-from helpers.training import SMALL_PPO, the_run
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -41,8 +39,6 @@ SMALL: dict[str, Any] = {
     "precision": "fp32",
     "network": {"hidden": [16, 16]},
 }
-NAMES = {"policy": ["cart_pos[0]", "cart_vel[0]", "pole_angle[0]", "pole_vel[0]"]}
-CARTPOLE = EnvSpec(8, {"policy": 4}, Box(1), 500, task="Cartpole", dt=1.0 / 60.0, obs_names=NAMES)
 
 
 def config(**changes: Any) -> BCConfig:
@@ -149,38 +145,6 @@ def test_what_cannot_be_cloned_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
     with raises(ConfigError, key="algo=bc", hint="Try algo=distill"):
         spec = replace(TOY, images={"camera": (8, 8, 3)})
         BC(config(), spec, device=torch.device("cpu"), seed=0, max_iterations=1)
-
-
-# Whole runs
-
-
-def run(folder: Path, file: Path, algo: str = "bc", **changes: Any) -> Trainer:
-    settings = {"num_envs": 8, "max_iterations": 2, "seed": 1, "log": {"console": "quiet", "dir": str(folder)}}
-    small = {"ppo": SMALL_PPO, "bc": merged(SMALL, {"demonstrations": {"file": str(file)}})}
-    return make_trainer(prepare("Cartpole", algo=algo, **merged(settings, {algo: small[algo]}, changes)))
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    save(tmp_path / "shown.npz", shown_in(CARTPOLE))
-    return tmp_path / "shown.npz"
-
-
-def test_a_run_is_resumed_if_the_file_is_named_again(file: Path, tmp_path: Path, capsys) -> None:
-    run(tmp_path / "b", file).train()
-    folder = str(the_run(tmp_path / "b"))
-    with raises(ConfigError, key="bc.demonstrations.file"):
-        make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
-    shown = {"demonstrations": {"file": str(file)}}
-    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4, bc=shown)).train()
-    assert "warning: the demonstrations" not in capsys.readouterr().err
-    save(file, shown_in(CARTPOLE, seed=3))
-    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=5, bc=shown))
-    assert "warning: the demonstrations" in capsys.readouterr().err
-    file.unlink()
-    assert evaluate_run(prepare("Cartpole", checkpoint=folder, test=True))["episodes"] == 8
-    with pytest.raises(ConfigError, match=r"^bc\.demonstrations\.file: cannot read .*shown\.npz"):
-        run(tmp_path / "c", file)
 
 
 @pytest.mark.slow

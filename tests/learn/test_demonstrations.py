@@ -187,17 +187,23 @@ def test_imitation_draws_the_actor_to_their_actions(name: str, tmp_path: Path) -
 
 
 def trainer(name: str, folder: Path, file: Path, **more: Any) -> Trainer:
-    settings = {name: settings_of(name, {"demonstrations": {"file": str(file), "imitation": 1.0}})}
+    cloned = {"horizon": 4, "gradient_steps": 10, "batch_size": 32, "demonstrations": {"file": str(file)}}
+    shown = {"demonstrations": {"file": str(file), "imitation": 1.0}}
+    settings = {name: cloned if name == "bc" else settings_of(name, shown)}
     quiet = {"num_envs": 8, "max_iterations": 4, "log": {"console": "quiet", "dir": str(folder)}}
     return make_trainer(prepare("Cartpole", algo=name, **merged(quiet, merged(settings, more))))
 
 
+@pytest.mark.parametrize("name", ["sac", "bc"])
 def test_a_run_is_resumed_with_the_file_and_evaluated_without_it(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer("sac", tmp_path, file).train()
+    trainer(name, tmp_path, file).train()
     run = str(the_run(tmp_path))
-    shown = {"sac": {"demonstrations": {"file": str(file)}}}  # a path: typed again
+    if name == "bc":
+        with raises(ConfigError, key="bc.demonstrations.file"):
+            make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=5))
+    shown = {name: {"demonstrations": {"file": str(file)}}}  # a path: typed again
     make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=5, **shown)).train()
     assert "warning: the demonstrations" not in capsys.readouterr().err
     save(file, shown_in(SPEC, seed=1))
@@ -205,7 +211,7 @@ def test_a_run_is_resumed_with_the_file_and_evaluated_without_it(
     assert "warning: the demonstrations" in capsys.readouterr().err
     file.unlink()
     assert evaluate_run(prepare("Cartpole", checkpoint=run, test=True))["episodes"] == 8
-    with pytest.raises(ConfigError, match=r"sac\.demonstrations\.file: cannot read .*shown\.npz: No such"):
+    with pytest.raises(ConfigError, match=rf"{name}\.demonstrations\.file: cannot read .*shown\.npz: No such"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=7, **shown))
 
 
