@@ -687,6 +687,3 @@ def test_actions_of_the_wrong_shape_are_refused() -> None:
     for shape in ((6, 2), (5, 1)):
         with pytest.raises(ValueError, match=r"shape \[6, 1\], got"):
             env.step(torch.zeros(shape))
-
-
-# The hot path of the tasks that come with the project

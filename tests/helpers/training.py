@@ -28,6 +28,8 @@ OVERFLOWS = {"value_coef": 1e18, "reward_scale": 1e12, "normalize_value": False}
 SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 32, "network": {"hidden": [16, 16], "rnn_size": 8}}
 # Columns of metrics.csv that tell of the machine, not of the training.
 MACHINE = ("time/", "speed/", "system/")
+PER_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/config/trust", "/overrides")
+"""Entries of a checkpoint that a resumed run may change."""
 
 
 def make_trainer(task: type | str, folder: Path, /, config: Any = None, **overrides: Any) -> Trainer:
@@ -58,6 +60,26 @@ def read_csv(run: Path, *, machine: bool = False) -> list[dict[str, str]]:
     with (run / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [{k: v for k, v in row.items() if machine or not k.startswith(MACHINE)} for row in rows]
+
+
+def final_state(folder: Path) -> dict[str, Any]:
+    """Return the newest checkpoint of the only run in `folder`."""
+    return checkpoint_file.load(the_run(folder) / "checkpoints" / "last.pt")
+
+
+def assert_same_run(whole: Path, resumed: Path, *ignored: str) -> None:
+    """Compare checkpoints and metrics of the only runs in two folders."""
+    different = differences(final_state(whole), final_state(resumed))
+    different = [path for path in different if not path.startswith((*PER_CALL, *ignored))]
+    assert different == [], different
+    assert read_csv(the_run(whole)) == read_csv(the_run(resumed))
+
+
+def nested(name: str, value: Any) -> dict[str, Any]:
+    """Return settings with one entry, of a dotted name."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

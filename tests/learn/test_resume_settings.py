@@ -14,6 +14,7 @@ from gpusim_rl.settings.schema import PPOConfig
 from gpusim_rl.testing.conformance import differences
 from helpers.every_algorithm import BASES, learner, run
 from helpers.states import saved
+from helpers.training import nested
 
 OTHERS: dict[str, Any] = {
     "batch_size": 8,
@@ -86,12 +87,6 @@ def other(name: str, hint: Any, value: Any) -> Any:
     options = [arg for arg in typing.get_args(hint) if typing.get_origin(arg) is Literal]
     assert options, f"{name}={value!r}: no other value is known"
     return typing.get_args(options[0])[0]
-
-
-def nested(name: str, value: Any) -> dict[str, Any]:
-    for part in reversed(name.split(".")):
-        value = {part: value}
-    return value
 
 
 @pytest.mark.parametrize("label", BASES)

@@ -315,7 +315,6 @@ def in_terminal(
     return output.decode(errors="replace").replace("\r\n", "\n")  # a closed one ends anywhere
 
 
-# Colour and style, line erased, cursor up, cursor hidden and shown: what rich's live display uses.
 @pytest.mark.parametrize("mode", ["plain", "json", "quiet", "rich"])
 def test_a_notice_in_the_middle_of_a_line_follows_it(mode, capsys):
     console = Console(mode, 9, None)

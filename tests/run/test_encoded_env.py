@@ -24,12 +24,11 @@ from gpusim_rl.run.eval_process import Evaluation
 from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box
-from gpusim_rl.testing.conformance import differences
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import seen
 from helpers.fake_cuda_graph import differences_of_replays
 from helpers.raised import raises
-from helpers.training import merged, read_csv, shake, the_run
+from helpers.training import assert_same_run, final_state, merged, shake, the_run
 
 SIZE = (12, 16)
 SHAPE = (*SIZE, 3)
@@ -101,12 +100,10 @@ def test_a_run_stores_no_images_and_resumes_bit_for_bit(file, tmp_path):
     run = the_run(tmp_path / "parts")
     file.unlink()  # the run has a copy
     make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=4)).train()
-    ends = [checkpoint.load(the_run(tmp_path / part) / "checkpoints" / "last.pt") for part in ("whole", "parts")]
-    for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(ends[0][part], ends[1][part]) == []
-    assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
-    assert ends[0]["images"] == {} and ends[0]["obs_sizes"]["policy"] == 2 * LATENTS
-    assert not any("encoder" in name for name in ends[0]["policy"])
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", "/config")
+    state = final_state(tmp_path / "parts")
+    assert state["images"] == {} and state["obs_sizes"]["policy"] == 2 * LATENTS
+    assert not any("encoder" in name for name in state["policy"])
 
 
 def test_it_is_evaluated_and_played(file, tmp_path):

@@ -19,14 +19,13 @@ from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.distributed.data_parallel import joined
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.networks import ActorCritic, make_features
-from gpusim_rl.run import checkpoint
 from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.testing.algorithm_conformance import AlgorithmConformance
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT
 from helpers.raised import raises
-from helpers.training import SMALL_PPO, differences, read_csv, the_run
+from helpers.training import SMALL_PPO, assert_same_run, differences, final_state, read_csv, the_run
 
 DOCUMENT = (ROOT / "docs" / "algorithms.md").read_text()
 
@@ -86,10 +85,7 @@ def test_it_resumes_bit_for_bit(folder: Path) -> None:
     resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6, config_dir="my_cfg"))
     assert type(resumed.algorithm).__name__ == "RandomSearch" and resumed.iteration == 3
     resumed.train()
-    ends = [checkpoint.load(the_run(folder / name) / "checkpoints" / "last.pt") for name in ("whole", "runs")]
-    for part in ("policy", "algorithm", "env", "metrics"):
-        assert differences(ends[0][part], ends[1][part]) == []
-    assert read_csv(the_run(folder / "whole")) == read_csv(run)
+    assert_same_run(folder / "whole", folder / "runs", "/config")
 
 
 def test_it_is_evaluated_and_played(folder: Path) -> None:
@@ -315,19 +311,16 @@ def test_the_look_at_a_network_changes_nothing(folder: Path) -> None:
 
 
 EQUAL = """
-from gpusim_rl.learn.dqn import DQN
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.sac import SAC
 
 class MyPPO(PPO): pass
 class MySAC(SAC): pass
-class MyDQN(DQN): pass
 """
-FAMILIES = {"ppo": "ppo", "sac": "actor_critic", "dqn": "off_policy"}
+FAMILIES = {"ppo": "ppo", "sac": "actor_critic"}
 SHORT: dict[str, dict[str, Any]] = {
     "ppo": {"minibatch_size": 64, "network": {"hidden": [16]}},
     "sac": {"horizon": 4, "batch_size": 16, "learning_starts": 16, "replay": {"capacity": 400}},
-    "dqn": {"horizon": 4, "batch_size": 16, "learning_starts": 16, "replay": {"capacity": 400}},
 }
 
 
@@ -450,11 +443,8 @@ def test_an_extension_adds_a_reward_and_a_loss_and_a_resume_restores_it(folder: 
     with pytest.raises(ConfigError, match=r"ppo\.extensions\.smooth\._target_=smooth\.Smoothness would run code"):
         prepare("Cartpole", checkpoint=str(run))
     extended("parts", max_iterations=4, checkpoint=str(run)).train()
-    ends = [checkpoint.load(the_run(folder / name) / "checkpoints" / "last.pt") for name in ("whole", "parts")]
-    for part in ("policy", "algorithm"):
-        assert differences(ends[0][part], ends[1][part]) == []
-    assert ends[0]["algorithm"]["extensions"]["smooth"]["last"].any()
-    assert read_csv(the_run(folder / "whole")) == read_csv(run)
+    assert_same_run(folder / "whole", folder / "parts", "/config")
+    assert final_state(folder / "parts")["algorithm"]["extensions"]["smooth"]["last"].any()
     spec = prepare("Smooth", checkpoint=str(run), test=True, config_dir="my_cfg", num_envs=8)
     assert evaluate_run(spec)["episodes"] == 8
 

@@ -11,7 +11,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.testing.conformance import differences
-from helpers.training import SMALL_PPO, merged
+from helpers.training import SMALL_PPO, merged, nested
 
 SETTINGS: dict[str, Any] = {
     "num_envs": 8,
@@ -31,12 +31,6 @@ OTHERS: dict[str, Any] = {
     "task.episode_length": 5,
 }
 """Values to change to. The banner reports a seed that is ignored."""
-
-
-def nested(name: str, value: Any) -> dict[str, Any]:
-    for part in reversed(name.split(".")):
-        value = {part: value}
-    return value
 
 
 def test_each_takes_effect_or_one_line_says_that_it_does_not(

@@ -38,8 +38,10 @@ from helpers.training import (
     Faulty,
     Schooled,
     Uncontrolled,
+    assert_same_run,
     differences,
     evaluation,
+    final_state,
     make_trainer,
     merged,
     read_csv,
@@ -49,9 +51,6 @@ from helpers.training import (
 )
 
 META = torch.device("meta")
-
-# What two runs of the same training may differ in.
-OF_THE_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/overrides")
 
 
 def stop_at(trainer: Trainer, iteration: int, number: int = signal.SIGTERM) -> None:
@@ -64,16 +63,6 @@ def stop_at(trainer: Trainer, iteration: int, number: int = signal.SIGTERM) -> N
         return update(*args)
 
     trainer.algorithm.update = interrupted  # type: ignore[method-assign]
-
-
-def final_state(folder: Path) -> dict[str, Any]:
-    return checkpoint.load(the_run(folder) / "checkpoints" / "last.pt")
-
-
-def assert_same_run(whole: Path, resumed: Path) -> None:
-    different = differences(final_state(whole), final_state(resumed))
-    assert [path for path in different if not path.startswith(OF_THE_CALL)] == []
-    assert read_csv(the_run(whole)) == read_csv(the_run(resumed))
 
 
 RECURRENT = {"ppo": {"network": {"rnn": "lstm"}, "sequence_length": 4}}
@@ -259,20 +248,6 @@ def test_a_resumed_run_keeps_its_seed_and_says_that_another_one_is_ignored(tmp_p
     settings = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4, "log": {"console": "plain"}}
     assert make_trainer("Cartpole", tmp_path, seed=6, **settings).train()["iteration"] == 4
     assert "seed     5 (the checkpoint's; seed=6 is ignored)\n" in capfd.readouterr().out
-
-
-def test_a_resumed_run_takes_a_new_learning_rate_but_no_old_one(tmp_path):
-    first = make_trainer("Cartpole", tmp_path)
-    first.train()
-    adapted = first.algorithm.steps.learning_rate.item()
-    assert adapted != pytest.approx(3e-4)
-    run = str(the_run(tmp_path))
-    assert make_trainer("Cartpole", tmp_path, checkpoint=run).algorithm.steps.learning_rate.item() == adapted
-    typed = make_trainer("Cartpole", tmp_path, checkpoint=run, ppo={"learning_rate": 2e-5})
-    assert typed.algorithm.steps.learning_rate.item() == pytest.approx(2e-5)
-    assert typed.algorithm.steps.optimizer.param_groups[0]["lr"] is typed.algorithm.steps.learning_rate
-    constant = make_trainer("Cartpole", tmp_path, checkpoint=run, max_iterations=4, ppo={"schedule": "constant"})
-    assert constant.train()["policy/learning_rate"] == pytest.approx(3e-4)
 
 
 def test_a_setting_that_a_resume_cannot_take_is_told_of(tmp_path, capsys):
@@ -934,14 +909,6 @@ def test_a_recurrent_policy_trains_and_is_evaluated(tmp_path, rnn):
     run = str(the_run(tmp_path))
     result = evaluation("Cartpole", tmp_path, checkpoint=run, num_envs=3, **settings)
     assert result["episodes"] == 3
-
-
-@pytest.mark.slow
-def test_a_recurrent_policy_learns(tmp_path):
-    network = {"rnn": "lstm", "rnn_size": 32, "hidden": [32]}
-    ppo = {"horizon": 16, "epochs": 8, "minibatch_size": 512, "sequence_length": 8, "network": network}
-    row = make_trainer("Cartpole", tmp_path, num_envs=64, max_iterations=50, ppo=ppo).train()
-    assert row["episode/return"] > 150  # 5 at the start
 
 
 def test_physics_and_learner_on_two_devices_are_the_same_training(tmp_path, monkeypatch):
