@@ -201,21 +201,24 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(the_run(folder))
 
 
-def test_a_run_is_resumed_if_the_teacher_is_named_again(teacher: str, tmp_path: Path, capsys) -> None:
-    settings = {"task": {**LEFT_OUT, "episode_length": 9}, "distill": {"network": {"rnn": "gru"}, "teacher": teacher}}
-    first = run(tmp_path / "b", **settings)
+@pytest.mark.parametrize("algo", ["distill", "ppo"])
+def test_a_run_is_resumed_if_the_teacher_is_named_again(algo: str, teacher: str, tmp_path: Path, capsys) -> None:
+    def taught(by: str) -> dict[str, Any]:
+        return {algo: {"teacher": by if algo == "distill" else {"run": by, "weight": 1.0, "end": 30}}}
+
+    rnn = {algo: {"network": {"rnn": "gru"}}}
+    first = run(tmp_path / "b", algo, task={**LEFT_OUT, "episode_length": 9}, **merged(rnn, taught(teacher)))
     assert first.env.obs_sizes == {"policy": 2, "teacher": 4}
-    first.train()
-    folder = str(the_run(tmp_path / "b"))
-    with raises(ConfigError, key="distill.teacher"):
+    assert first.train()["loss/imitation"] > 0.0  # type: ignore[operator]
+    folder, key = str(the_run(tmp_path / "b")), "distill.teacher" if algo == "distill" else "ppo.teacher.run"
+    with raises(ConfigError, key=key):
         make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
-    assert f"distill.teacher={teacher}" in capsys.readouterr().err
-    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4, distill={"teacher": teacher})).train()
+    assert f"{key}={teacher}" in capsys.readouterr().err
+    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4, **taught(teacher))).train()
     assert "warning: the teacher" not in capsys.readouterr().err
     assert evaluate_run(prepare("Cartpole", checkpoint=folder, test=True))["episodes"] == 8
     run(tmp_path / "c", "ppo").train()
-    other = {"teacher": str(the_run(tmp_path / "c"))}
-    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=5, distill=other))
+    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=5, **taught(str(the_run(tmp_path / "c")))))
     assert "warning: the teacher" in capsys.readouterr().err
 
 

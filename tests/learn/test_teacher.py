@@ -16,7 +16,6 @@ from gpusim_rl.learn.algorithm import EnvSpec, LearnerContext, Policy, TrainedPo
 from gpusim_rl.learn.minibatch import Samples
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.teacher import IMITATION, LABEL
-from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import PPOConfig
@@ -25,7 +24,6 @@ from gpusim_rl.testing.conformance import merged
 from helpers.composed import algorithm_defaults
 from helpers.fakes import Env, RandomEnv
 from helpers.on_policy import collect, prepared
-from helpers.raised import raises
 from helpers.training import SMALL_PPO, the_run
 
 GUIDED: dict[str, Any] = {"run": "teacher", "weight": 2.0}
@@ -118,20 +116,6 @@ def test_a_policy_without_rewards_becomes_its_teacher() -> None:
 def run(folder: Path, name: str = "Cartpole", **changes: Any) -> Trainer:
     settings = {"num_envs": 8, "max_iterations": 2, "seed": 1, "log": {"console": "quiet", "dir": str(folder)}}
     return make_trainer(prepare(name, **merged(settings, {"ppo": SMALL_PPO}, changes)))
-
-
-def test_a_run_is_resumed_if_the_teacher_is_named_again(tmp_path: Path) -> None:
-    run(tmp_path / "teacher", ppo={"network": {"rnn": "gru"}}).train()
-    teacher = str(the_run(tmp_path / "teacher"))
-    left_out = {"observations": {"cart_vel": {"used": False}}, "episode_length": 9}
-    settings: dict[str, Any] = {"task": left_out, "ppo": {"teacher": {"run": teacher, "weight": 1.0, "end": 30}}}
-    assert torch.tensor(run(tmp_path / "b", **settings).train()[IMITATION]) > 0.0
-    folder = str(the_run(tmp_path / "b"))
-    with raises(ConfigError, key="ppo.teacher.run"):
-        make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=4))
-    again = {"teacher": {"run": teacher}}
-    make_trainer(prepare("Cartpole", checkpoint=folder, max_iterations=3, ppo=again)).train()
-    assert evaluate_run(prepare("Cartpole", checkpoint=folder, test=True))["episodes"] == 8
 
 
 def test_a_teacher_of_another_robot_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,13 +49,15 @@ def trained(
 ) -> tuple[Trainer, dict[str, Any]]:
     """A trainer and its state after some iterations; its segments run through `graphs`."""
     trainer = make_trainer(task, folder, config, sim="mjwarp", device="cpu", max_iterations=iterations, **changes)
-    without_shortcuts(trainer.env.sim)
-    trainer.collector.graphs = graphs(
-        Choice(mode, "test"),
-        CPU,
-        generators=[trainer.algorithm.exploration._generator, trainer.algorithm._shuffle_generator],
-        stateful=trainer.collector.graphs._stateful,
-    )
+    return run_through(trainer, graphs, mode, iterations)
+
+
+def run_through(
+    trainer: Trainer, graphs: type[Graphs], mode: str, iterations: int, **more: Any
+) -> tuple[Trainer, dict[str, Any]]:
+    without_shortcuts(trainer.env.sim)  # type: ignore[attr-defined]
+    more |= {"generators": generators_of(trainer.algorithm, CPU), "stateful": trainer.collector.graphs._stateful}
+    trainer.collector.graphs = graphs(Choice(mode, "test"), CPU, **more)
     with trainer.logging() as log:
         for _ in range(iterations):
             trainer.iterate(log)
@@ -167,18 +169,7 @@ def test_sums_over_processes_are_taken_between_the_pieces_of_an_update(algorithm
         changes: dict[str, Any] = {"log": {"console": "quiet", "dir": str(tmp_path / mode)}, algorithm: small}
         changes |= {"sim": "mjwarp", "device": "cpu", "num_envs": 8, "max_iterations": 6}
         trainer = actors.make_trainer(prepare("Cartpole", algo=algorithm, **changes), collective)
-        without_shortcuts(trainer.env.sim)  # type: ignore[attr-defined]
-        trainer.collector.graphs = graphs(
-            Choice(mode, "test"),
-            CPU,
-            generators=generators_of(trainer.algorithm, torch.device("cpu")),
-            stateful=trainer.collector.graphs._stateful,
-            collective=collective,
-        )
-        with trainer.logging() as log:
-            for _ in range(6):
-                trainer.iterate(log)
-            return trainer, trainer.state_dict()
+        return run_through(trainer, graphs, mode, 6, collective=collective)
 
     eager = state_after(Graphs, "off")[1]
     trainer, state = state_after(Recorder, "update")
