@@ -184,23 +184,17 @@ def make(num_envs, marker):
 """
 
 
-def of_tells(folder: Path, monkeypatch: pytest.MonkeyPatch, marker: Path) -> list[str]:
-    """A command line with these envs."""
-    (folder / "tells_envs.py").write_text(STOPS_AT_ITS_START)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PID_OF_TESTS", str(os.getpid()))
-    words = ["task=Gymnasium", "env._target_=tells_envs.make", f"+env.kwargs.marker='{marker}'", "num_envs=1"]
-    return [*words, "env.max_episode_steps=100"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["process", "ray"])
 def test_an_actor_that_hangs_while_it_makes_its_envs_is_replaced(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     marker = tmp_path / "marker"
-    words = of_tells(tmp_path, monkeypatch, marker)
-    with engine_of(kind, *words, "torch_deterministic=true") as engine:
+    (tmp_path / "tells_envs.py").write_text(STOPS_AT_ITS_START)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PID_OF_TESTS", str(os.getpid()))
+    words = ["task=Gymnasium", "env._target_=tells_envs.make", f"+env.kwargs.marker='{marker}'", "num_envs=1"]
+    with engine_of(kind, *words, "env.max_episode_steps=100", "torch_deterministic=true") as engine:
         torch.use_deterministic_algorithms(False)
         until = time.monotonic() + PATIENCE_S
         while not marker.exists() and time.monotonic() < until:

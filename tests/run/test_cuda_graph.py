@@ -20,8 +20,9 @@ from gpusim_rl.run.stop_signal import IterationLeftError
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim.warp import WarpGraphs
 from helpers import fake_cuda_graph
-from helpers.fake_cuda_graph import Recorded, Recorder, without_shortcuts
+from helpers.fake_cuda_graph import Recorded, Recorder, differences_of_replays, without_shortcuts
 from helpers.training import Faulty, FaultyConfig, differences, make_trainer
+from helpers.watched import watched  # noqa: F401
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -407,3 +408,11 @@ def test_warps_graphs_change_no_number_and_are_captured_once(tmp_path, monkeypat
         assert len(captures) == once, "nothing is captured in the steady state"
     assert len(captures) == len(set(captures)) > 0, "without graphs nothing is captured"
     assert unequal(*states) == []
+
+
+@pytest.mark.usefixtures("watched")
+@pytest.mark.parametrize("mode", ["rollout", "step", "split"])
+def test_replaying_cameras_equals_running(mode: str, tmp_path: Path) -> None:
+    warp: dict = {"sim": {"name": "mjwarp", "num_threads": 1}, "device": "cpu", "max_iterations": 6}
+    warp["task"] = {"episode_length": 9}
+    assert differences_of_replays(lambda folder: make_trainer("Cartpole", folder, **warp), mode, tmp_path) == []
