@@ -59,6 +59,16 @@ def sim_config(**changes: Any) -> SimConfig:
     return SimConfig(**{**composing.compose(["~task"])["sim"], "num_threads": 1, **changes})
 
 
+def scene_with(physics_hz: float, ground: bool = False, **robots: str | Path | mujoco.MjSpec) -> Scene:
+    """Return a scene with robots by name, each the text of an MJCF, a file or a spec."""
+    scene = Scene(physics_hz)
+    if ground:
+        scene.add_ground()
+    for name, robot in robots.items():
+        scene.add(name, mujoco.MjSpec.from_string(robot) if isinstance(robot, str) else robot)
+    return scene
+
+
 def ant_scene() -> Scene:
     scene = Scene(physics_hz=120, integrator="implicit", cone="elliptic")  # with these the simulators agree best
     scene.add_ground()
@@ -68,9 +78,7 @@ def ant_scene() -> Scene:
 
 
 def ball_scene() -> Scene:
-    scene = Scene(physics_hz=200)
-    scene.add_ground()
-    scene.add("ball", mujoco.MjSpec.from_string(BALL))
+    scene = scene_with(200, ground=True, ball=BALL)
     scene.add_contact_sensor("ball", ["ball"])
     return scene
 
@@ -82,9 +90,7 @@ def franka_scene(physics_hz: float = 240) -> Scene:
 
 
 def arm_scene() -> Scene:
-    scene = Scene(physics_hz=200)
-    scene.add("arm", mujoco.MjSpec.from_string(ARM))
-    return scene
+    return scene_with(200, arm=ARM)
 
 
 def make(name: str, scene: Scene, num_envs: int, device: str = "cpu", **changes: Any) -> Sim:

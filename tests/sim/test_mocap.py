@@ -12,9 +12,8 @@ from jaxtyping import TypeCheckError
 
 from gpusim_rl.env.nan_guard import NanGuard, put_state
 from gpusim_rl.errors import TaskError
-from gpusim_rl.sim import Scene
 from gpusim_rl.sim.interface import put_pose
-from helpers.scenes import everywhere, make, only
+from helpers.scenes import everywhere, make, only, scene_with
 
 PUSHER = """
 <mujoco><worldbody>
@@ -37,8 +36,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def pusher(backend: str, text: str = PUSHER, **settings: Any) -> Any:
-    scene = Scene(500)
-    scene.add("pusher", mujoco.MjSpec.from_string(text))
+    scene = scene_with(500, pusher=text)
     return make(backend, scene, 3, **settings)
 
 
@@ -160,11 +158,8 @@ def test_sensors_see_where_they_are(backend):
 
 
 def test_the_root_of_an_articulation_may_be_one(backend):
-    scene = Scene(500)
     text = '<mujoco><worldbody><body name="goal" mocap="true" pos="0 0 1"/></worldbody></mujoco>'
-    scene.add("pusher", mujoco.MjSpec.from_string(PUSHER))
-    scene.add("goal", mujoco.MjSpec.from_string(text))
-    sim = make(backend, scene, 3)
+    sim = make(backend, scene_with(500, pusher=PUSHER, goal=text), 3)
     goal = sim.articulation("goal")
     mocap = goal.mocap("goal")
     mocap.set(only(sim, 0), pos=PLACES, quat=TURNS)

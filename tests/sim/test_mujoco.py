@@ -8,8 +8,7 @@ import mujoco
 import pytest
 import torch
 
-from gpusim_rl.sim import Scene
-from helpers.scenes import FEET, ant_scene, arm_scene, ball_scene, everywhere, make, only, randomize_ants
+from helpers.scenes import FEET, ant_scene, arm_scene, ball_scene, everywhere, make, only, randomize_ants, scene_with
 
 
 def run(**changes) -> dict[str, torch.Tensor]:
@@ -66,9 +65,7 @@ def test_memory_that_mujoco_cannot_allocate_is_told_as_such(monkeypatch):
 def test_full_buffers_are_reported_until_the_reset():
     boxes = "".join(f'<geom type="box" size="0.05 0.05 0.05" pos="{0.2 * i} 0 0"/>' for i in range(24))
     body = f'<body name="row" pos="0 0 0.04"><freejoint/>{boxes}</body>'
-    scene = Scene(physics_hz=100)
-    scene.add_ground()
-    scene.add("row", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>"))
+    scene = scene_with(100, ground=True, row=f"<mujoco><worldbody>{body}</worldbody></mujoco>")
     scene.spec.memory = 60_000  # bytes: not enough for 96 contacts
     sim = make("mujoco", scene, 3)
     assert not sim.overflow.any()

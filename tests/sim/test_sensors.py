@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import mujoco
 import pytest
 import torch
 
@@ -13,7 +12,7 @@ from gpusim_rl.env.math import quat_from_axis_angle
 from gpusim_rl.env.ray_sensors import grid, lidar
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene, Sim
-from helpers.scenes import FEET, advance, ant_scene, everywhere, make, only, randomize_ants
+from helpers.scenes import FEET, advance, ant_scene, everywhere, make, only, randomize_ants, scene_with
 
 # A box on the ground with an IMU that is not in its middle, a rangefinder that looks down, and a touch sensor.
 BOX = """
@@ -47,10 +46,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def box_scene() -> Scene:
-    scene = Scene(physics_hz=500)
-    scene.add_ground()
-    scene.add("box", mujoco.MjSpec.from_string(BOX))
-    return scene
+    return scene_with(500, ground=True, box=BOX)
 
 
 def assert_close(value: torch.Tensor, expected: list[float] | float, atol: float = 1e-3):
@@ -221,10 +217,7 @@ ROOM = """
 
 
 def room_sim(backend: str) -> Sim:
-    scene = Scene(physics_hz=500)
-    scene.add_ground()
-    scene.add("robot", mujoco.MjSpec.from_string(ROBOT))
-    scene.add("room", mujoco.MjSpec.from_string(ROOM))
+    scene = scene_with(500, ground=True, robot=ROBOT, room=ROOM)
     return make(backend, scene, 3)
 
 

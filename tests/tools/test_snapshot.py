@@ -22,6 +22,7 @@ from gpusim_rl.view.playback import scene_by_name as task_scene
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import FOVY_DEG
 from helpers.commands import ROOT
+from helpers.scenes import scene_with
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -43,10 +44,7 @@ THING = "<mujoco><worldbody><body><freejoint/><geom size='{}' pos='{} 0 {}'/></b
 
 
 def table_scene() -> Scene:
-    scene = Scene(physics_hz=100)
-    scene.add("table", mujoco.MjSpec.from_string(TABLE))
-    scene.add("near", mujoco.MjSpec.from_string(THING.format(0.05, 0.3, 0.5)))
-    scene.add("far", mujoco.MjSpec.from_string(THING.format(0.05, 30, 0.5)))
+    scene = scene_with(100, table=TABLE, near=THING.format(0.05, 0.3, 0.5), far=THING.format(0.05, 30, 0.5))
     scene.add("planet", mujoco.MjSpec.from_string(THING.format(1, 0, -1)))
     return scene
 
