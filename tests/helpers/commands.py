@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 # What Python and OpenMP read when they start.
@@ -33,6 +35,15 @@ class Finished:
         """Return whether the command ended with one error line that has these words."""
         one_line = self.stderr.startswith("error: ") and self.stderr.count("\n") == 1
         return self.returncode == 2 and one_line and words in self.stderr
+
+
+def load_file(path: Path, name: str) -> ModuleType:
+    """Import a file as a module of this name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_command(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import logging
 import os
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
-from helpers.commands import ROOT, Finished, run_command, run_here
+from helpers.commands import ROOT, Finished, load_file, run_command, run_here
 
 SMALL = ("device=cpu", "ppo.horizon=32", "ppo.minibatch_size=256", "ppo.precision=fp32")
 
@@ -68,16 +66,15 @@ def tool_here(runs_folder: Path):
     return run
 
 
+@pytest.fixture
+def run(runs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy a Cartpole run."""
+    source = sorted(path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir())[0]
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(source, tmp_path / "runs" / "Cartpole" / source.name))
+
+
 @pytest.fixture(scope="session")
 def load_tool():
     """Import a tool as a module: `load_tool("record")`."""
-
-    def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    return lambda name: load_file(ROOT / "tools" / f"{name}.py", f"tool_{name}")

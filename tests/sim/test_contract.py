@@ -133,19 +133,6 @@ def test_settings_choose_integrator_and_cones():
     assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC, "what no setting says stays"
 
 
-def test_turning_a_body_keeps_its_velocities_in_the_world():
-    sim = make("mujoco", ball_scene(), 2)
-    ball = sim.articulation("ball")
-    spin = torch.tensor([[1.0, 2.0, 3.0]]).expand(2, 3)
-    velocity = torch.tensor([[0.1, 0.2, 0.3]]).expand(2, 3)
-    ball.set_state(everywhere(sim), root_ang_vel=spin, root_lin_vel=velocity)
-    turned = torch.tensor([[0.5, 0.5, -0.5, 0.5]]).expand(2, 4)
-    ball.set_state(only(sim, 1), root_quat=turned)
-    torch.testing.assert_close(ball.root_quat[1], turned[1])
-    torch.testing.assert_close(ball.root_ang_vel, spin)
-    torch.testing.assert_close(ball.root_lin_vel, velocity)
-
-
 def test_free_fall_follows_the_semi_implicit_euler_scheme(shared):
     sim = shared(ball_scene, 2)
     ball = sim.articulation("ball")
@@ -157,16 +144,6 @@ def test_free_fall_follows_the_semi_implicit_euler_scheme(shared):
     assert ball.root_lin_vel[0, 2].item() == pytest.approx(-9.81 * steps * sim.dt, rel=1e-5)
     fallen = 9.81 * sim.dt**2 * steps * (steps + 1) / 2
     assert ball.root_pos[0, 2].item() == pytest.approx(50.0 - fallen, abs=2e-5)
-
-
-def test_a_resting_ball_is_held_by_its_weight(shared):
-    sim = shared(ball_scene, 2)
-    ball = sim.articulation("ball")
-    advance(sim, 400)
-    contact = ball.contacts(["ball"])
-    expected = torch.tensor([0.0, 0.0, 2.0 * 9.81])
-    torch.testing.assert_close(contact.force[0, 0], expected, atol=0.05, rtol=0.0)
-    torch.testing.assert_close(contact.torque[0, 0], torch.zeros(3), atol=1e-3, rtol=0.0)
 
 
 def test_friction_brakes_a_sliding_ball_and_its_torque_spins_it(shared):
@@ -230,18 +207,6 @@ def test_body_velocity_is_the_derivative_of_body_position(shared):
     slope = (positions[2] - positions[0]) / (2 * sim.dt)
     assert velocities[1].abs().max() > 0.5
     torch.testing.assert_close(slope, velocities[1], atol=0.05, rtol=0.02)
-
-
-def test_fixed_base_has_a_pose_and_no_velocity():
-    sim = make("mujoco", arm_scene(), 2)
-    arm = sim.articulation("arm")
-    torch.testing.assert_close(arm.root_pos, torch.tensor([[0.0, 0.0, 1.0]]).expand(2, 3))
-    assert (arm.root_lin_vel == 0).all()
-    low, high = arm.joint_limits.unbind(dim=1)
-    torch.testing.assert_close(low, torch.tensor([-torch.pi / 3, -torch.inf]))
-    torch.testing.assert_close(high, torch.tensor([torch.pi / 2, torch.inf]))
-    with pytest.raises(TaskError, match="fixed base"):
-        arm.set_state(everywhere(sim), root_pos=torch.zeros(2, 3))
 
 
 def test_motors_and_efforts_push_joints(shared):
@@ -323,7 +288,9 @@ def test_contacts_are_those_of_the_last_step_and_zero_after_a_reset(shared):
     contact = ball.contacts(["ball"])
     advance(sim, 400)
     resting = contact.force.clone()
-    assert (resting[:, 0, 2] > 10.0).all()
+    weight = torch.tensor([0.0, 0.0, 2.0 * 9.81]).expand(3, 3)
+    torch.testing.assert_close(resting[:, 0], weight, atol=0.05, rtol=0.0)
+    torch.testing.assert_close(contact.torque[:, 0], torch.zeros(3, 3), atol=1e-3, rtol=0.0)
     sim.reset(only(sim, 1))
     into_the_ground = torch.tensor([[0.0, 0.0, 0.09]]).expand(3, 3)  # 1 cm
     ball.set_state(only(sim, 1, 2), root_pos=into_the_ground)
@@ -397,7 +364,7 @@ def test_a_world_that_runs_away_is_diverged(shared):
     assert not sim.diverged.any()
 
 
-def test_state_dict_continues_bit_for_bit(shared, backend):
+def test_state_dict_continues_bit_for_bit_also_from_a_file(shared, backend, tmp_path: Path):
     sim, other = shared(ant_scene, 6), make(backend, ant_scene(), 6)
     for s in (sim, other):
         snapshot(s)
@@ -408,6 +375,7 @@ def test_state_dict_continues_bit_for_bit(shared, backend):
     for _ in range(5):
         sim.step(2)
     saved = sim.state_dict()
+    torch.save(saved, tmp_path / "state.pt")
     there = snapshot(sim)
 
     def onwards(s: Sim) -> dict[str, torch.Tensor]:
@@ -420,17 +388,10 @@ def test_state_dict_continues_bit_for_bit(shared, backend):
         return snapshot(s)
 
     first = onwards(sim)
-    for s in (sim, other):
-        s.load_state_dict(saved)
+    for s, state in ((sim, saved), (other, torch.load(tmp_path / "state.pt", weights_only=True))):
+        s.load_state_dict(state)
         assert_equal(there, snapshot(s))
         assert_equal(first, onwards(s))
-
-
-def test_state_dict_holds_tensors_that_torch_loads_safely(shared, tmp_path: Path):
-    sim = shared(ball_scene, 2)
-    sim.step(3)
-    torch.save(sim.state_dict(), tmp_path / "state.pt")
-    sim.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
 
 
 def test_errors_name_what_exists():
@@ -464,10 +425,6 @@ WRONG_SHAPES = {
     "one number for all actuators": (
         lambda ant: ant.actuate(torch.zeros(4, 1)),
         {"key": "'ant'.actuate(): control", "got": [4, 1], "hint": "Try num_actions = 8 if the action is the control"},
-    ),
-    "one env for all": (
-        lambda ant: ant.actuate(torch.zeros(1, 8)),
-        {"got": [1, 8], "hint": "Try .expand(4, 8) for the same in all envs"},
     ),
     "joint positions": (
         lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_pos=torch.zeros(4, 1)),

@@ -8,7 +8,6 @@ import os
 import resource
 import struct
 import sys
-import zlib
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
@@ -18,6 +17,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.files import budgets
@@ -25,7 +25,7 @@ from gpusim_rl.sim import Scene
 from gpusim_rl.sim import scene as scene_module
 from gpusim_rl.sim.params import find_elements
 from helpers.raised import raises
-from helpers.scenes import ARM, BALL, advance, everywhere, make, only
+from helpers.scenes import ARM, BALL, advance, everywhere, make, only, scene_with
 
 ROBOTS = Path(__file__).parents[1] / "helpers" / "robots"
 GYMNASIUM = Path((find_spec("gymnasium") or sys).origin or "").parent / "envs" / "mujoco" / "assets"  # type: ignore[union-attr]
@@ -72,8 +72,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def kitchen() -> Scene:
-    scene = Scene(physics_hz=200)
-    scene.add("kitchen", mujoco.MjSpec.from_string(KITCHEN))
+    scene = scene_with(200, kitchen=KITCHEN)
     scene.add("other", mujoco.MjSpec.from_string(BALL), pos=(3.0, 0.0, 0.0))
     return scene
 
@@ -107,9 +106,8 @@ def test_files_of_gymnasium_move_as_mujoco_alone_moves_them(name):
 
 
 def test_a_solver_that_mjwarp_lacks_is_replaced_and_a_line_says_so(caplog):
-    scene = Scene(physics_hz=100)
+    scene = scene_with(100, arm=ARM)
     scene.option.solver = mujoco.mjtSolver.mjSOL_PGS
-    scene.add("arm", mujoco.MjSpec.from_string(ARM))
     with caplog.at_level(logging.WARNING, "gpusim_rl"):
         sim: Any = make("mjwarp", scene, 2)
     [line] = [record.message for record in caplog.records if "PGS" in record.message]
@@ -184,14 +182,13 @@ def test_fixtures_and_several_robots_stand_where_they_are_put():
     rock_, arm = sim.articulation("rock"), sim.articulation("arm+1")
     assert rock_.joint_names == [] and rock_.root_pos[0].tolist() == [1.0, 0.0, 0.5]
     assert rock_.bodies(["rock"]).pos[1, 0].tolist() == [1.0, 0.0, 0.5]
-    assert arm.root_pos[0].tolist() == [0.0, 1.0, 1.0]
+    assert arm.root_pos[0].tolist() == [0.0, 1.0, 1.0] and (arm.root_lin_vel == 0.0).all()
     arm.actuate(torch.ones(2, 1))
     sim.step(1)
     assert float(arm.joint_vel[0, 0]) != float(sim.articulation("arm-1").joint_vel[0, 0])
     with pytest.raises(TaskError, match=r"add\('table'\): .* already"):
         scene.add("table", mujoco.MjSpec.from_string(rock))
-    still = Scene(physics_hz=100)
-    still.add("rock", mujoco.MjSpec.from_string(rock))
+    still = scene_with(100, rock=rock)
     with pytest.raises(TaskError, match="the scene has no joints: nothing in it can move"):
         make("mujoco", still, 1)
 
@@ -201,19 +198,6 @@ def height(scene: Scene, x: float, y: float) -> float:
     mujoco.mj_forward(scene.model, data)
     point, down, geom = np.array([x, y, 9.0]), np.array([0.0, 0.0, -1.0]), np.zeros(1, dtype=np.int32)
     return 9.0 - mujoco.mj_ray(scene.model, data, point, down, None, 1, -1, geom)
-
-
-def write_png(file: Path, pixels: np.ndarray, shape: tuple[int, int] | None = None) -> None:
-    """Write a grey picture; `shape` is what its header says."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    rows = b"".join(b"\0" + row.astype(np.uint8).tobytes() for row in pixels)
-    height, width = shape or pixels.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    file.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
 
 
 def test_a_height_field_has_the_heights_of_the_array():
@@ -228,7 +212,7 @@ def test_a_height_field_has_the_heights_of_the_array():
 
 
 def test_a_picture_is_ground(tmp_path):
-    write_png(tmp_path / "hill.png", np.array([[255, 0, 0], [0, 0, 102]]))
+    Image.fromarray(np.array([[255, 0, 0], [0, 0, 102]], dtype=np.uint8)).save(tmp_path / "hill.png")
     scene = Scene(physics_hz=100)
     scene.add_heightfield(tmp_path / "hill.png", (2.0, 1.0), height=0.5)
     for x, y, expected in ((-1, 0.5, 0.5), (1, 0.5, 0.0), (1, -0.5, 0.2), (-1, -0.5, 0.0)):
@@ -350,8 +334,7 @@ def test_a_keyframe_that_keeps_the_ties_of_bodies_is_taken():
 
 
 def test_a_urdf_arm_has_what_its_file_says():
-    scene = Scene(physics_hz=200)
-    scene.add("arm", ROBOTS / "arm.urdf")
+    scene = scene_with(200, arm=ROBOTS / "arm.urdf")
     model = scene.model
     arm = make("mujoco", scene, 1).articulation("arm")
     assert arm.body_names == ["base", "upper", "lower", "hand", "left", "right"]  # fixed joints are kept
@@ -454,8 +437,7 @@ def test_meshes_are_found_by_the_end_of_their_path(package, caplog, prefix):
     place = prefix.format(package)
     text = MESHES.format(stl=f"{place}collision/base.stl", obj=f"{place}visual/base.obj")
     (package / "urdf" / "r.urdf").write_text(text)
-    scene = Scene(100)
-    scene.add("robot", package / "urdf" / "r.urdf")
+    scene = scene_with(100, robot=package / "urdf" / "r.urdf")
     assert sizes(scene) == pytest.approx([0.2, 0.1, 0.4], rel=1e-5)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == (prefix in NOTED) and all(f"{package}/collision/base.stl" in line for line in lines)
@@ -483,8 +465,7 @@ MJCF_MESH = """
 def test_mjcf_that_strips_the_paths_of_its_meshes(package):
     text = MJCF_MESH.format(file="C:\\cad\\parts/base.stl").replace("<compiler", '<compiler strippath="true"')
     (package / "r.xml").write_text(text)
-    scene = Scene(100)
-    scene.add("robot", package / "r.xml")
+    scene = scene_with(100, robot=package / "r.xml")
     assert sizes(scene) == pytest.approx([0.2], rel=1e-5)
 
 
@@ -502,8 +483,7 @@ def test_an_mjcf_whose_attached_model_has_a_mesh_folder_of_its_own(package):
         '<mujoco><asset><model name="r" file="../r.xml"/></asset><worldbody><body name="b"><geom size="1"/>'
         '<attach model="r" body="base" prefix="r_"/></body></worldbody></mujoco>'
     )
-    scene = Scene(100)
-    scene.add("robot", package / "urdf" / "all.xml")
+    scene = scene_with(100, robot=package / "urdf" / "all.xml")
     assert sizes(scene) == pytest.approx([0.2], rel=1e-5)
 
 
@@ -532,7 +512,6 @@ def test_collada_without_its_reader_is_one_line(package, monkeypatch, caplog):
         (("base.stl", "bas.stl"), None, r"'package://my_robot/collision/bas.stl'; .*/my_robot/coll"),
         (("<joint", "<xacro:joint"), None, "xacro r.urdf > robot.urdf"),
         (("</robot>", ""), None, r"cannot load \S*r.urdf: XML: no element found"),
-        (('<child link="l"/>', '<child link="m"/>'), None, r"cannot load \S*r.urdf"),
     ],
 )
 def test_a_urdf_that_cannot_be_read_is_one_line(package, change, packages, line):
@@ -560,6 +539,8 @@ def test_arguments_that_do_not_fit_the_file_are_rejected(xml, arguments, words):
 GOOD = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz="0" izz="1"/></inertial>'
 BOX = '<geometry><box size="0.1 0.1 0.1"/></geometry>'
 MESH = '<geometry><mesh filename="{}"/></geometry>'
+LOOK = f"<collision>{MESH}</collision>"
+LONG_NAMES = ("a" * 300 + ".stl", "a/" * 400 + "b.stl", f"package://a/{'a' * 300}.stl")  # no file can have them
 SECOND = '</joint><joint name="k" type="{}"><parent link="{}"/><child link="{}"/>'
 COLOURED = BOX + '<material name="m">{}</material>'
 COLOURS = ['<color rgba=""/>', '<color rgba="1 0 0"/>', '<color rgba="red"/>', '<color rgb="1 0 0"/>']
@@ -691,8 +672,7 @@ def test_sloppy_files_that_others_open_are_read(tmp_path, arm, joint):
 def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, declared, name, encoding):
     text = f'<?xml version="1.0" encoding="{declared}"?><!-- first -->' + ONE_JOINT.format(GOOD, "continuous", "")
     (tmp_path / "r.urdf").write_bytes((text.replace('"arm"', f'"{name}"') + "\n").encode(encoding))
-    scene = Scene(100)
-    scene.add("r", tmp_path / "r.urdf")
+    scene = scene_with(100, r=tmp_path / "r.urdf")
     bodies = scene.elements_of("r", "body")
     assert len(bodies) == 2
     if encoding.startswith(declared) or declared == "klingon":
@@ -707,7 +687,6 @@ def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, decl
         (GOOD, '<origin xyz="1e999 0 0"/>', "expected 3 numbers"),
         (moments(1, 1, 1).replace('ixx="1"', 'ixx="nan"'), "", r"link 'arm': ixx of <inertia>"),
         ("<a>" * 5000 + "</a>" * 5000, "", "nested 201 deep"),
-        (GOOD + "<xacro:if/>", "", "xacro template"),
         (GOOD + "</link><link name='c'>", SECOND.format("screw", "arm", "c"), "joint 'k'"),
         (GOOD, SECOND.format("fixed", "arm", "no"), "joint 'k'"),
         (GOOD, SECOND.format("fixed", "arm", "base"), "circle"),
@@ -721,6 +700,7 @@ def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, decl
         ),
         (f"{GOOD}<collision>{MESH.format('a.stl')}</collision>", "", "link 'arm': no mesh 'a.stl'"),
         (f"{GOOD}<visual>{MESH.format('a.stl')}</visual>", "", "link 'arm': no mesh 'a.stl'"),
+        *((LOOK.format(name), "", "no mesh") for name in LONG_NAMES),
     ],
 )
 def test_a_urdf_that_nobody_can_read_is_one_line(tmp_path, arm, joint, line):
@@ -809,8 +789,7 @@ def test_collision_shapes_behind_visual_ones_are_not_drawn(tmp_path, group):
     look = f'<geom type="box" size="{{}} 1 1" contype="0" conaffinity="0" group="{group}"/>'
     xml = '<geom type="plane" size="1 1 1"/>{}<body name="b">{}<geom type="box" size="1 1 1"/></body>'
     xml = f"<mujoco><worldbody>{xml}</worldbody></mujoco>"
-    scene = Scene(100)
-    scene.add("r", mujoco.MjSpec.from_string(xml.format(look.format(1), look.format(1))))
+    scene = scene_with(100, r=xml.format(look.format(1), look.format(1)))
     assert scene.model.geom_group.tolist() == [0, group, group, 3]
     scene = Scene(100)
     eye = f'<geom size="0.1" contype="0" conaffinity="0" group="{group}"/>'
@@ -894,13 +873,10 @@ def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, comman
     body = '<worldbody><body><joint name="j"/><geom name="g" size="0.1"/></body></worldbody>'
     for name, xml in ALLOCATED.items():
         (tmp_path / f"{name}.xml").write_text(f"<mujoco>{xml.format(*range(40))}{body}</mujoco>")
-    write_png(tmp_path / "huge.png", np.zeros((1, 10)), (40000, 40000))
+    Image.new("1", (40000, 40000)).save(tmp_path / "huge.png")
     lines = command(sys.executable, "-c", READ_ALL, *(f"{name}.xml" for name in ALLOCATED)).stdout.splitlines()
     assert len(lines) == len(ALLOCATED)
     assert all("256 MB" in line or "huge.png" in line for line in lines), lines
-
-
-LOOK = f"<collision>{MESH}</collision>"
 
 
 @pytest.mark.timeout(60)
@@ -935,13 +911,6 @@ def test_a_name_that_no_file_can_have_is_one_line(tmp_path, xml):
     (tmp_path / "m.xml").write_text(f"<mujoco>{xml.format('a' * 300)}</mujoco>")
     with pytest.raises(TaskError, match=r"m\.xml"):
         Scene(100).add("r", tmp_path / "m.xml")
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", ["a" * 300 + ".stl", "a/" * 400 + "b.stl", f"package://a/{'a' * 300}.stl"])
-def test_a_mesh_whose_name_no_file_can_have_is_one_line(tmp_path, name):
-    with pytest.raises(TaskError, match="no mesh"):
-        add_urdf(tmp_path, LOOK.format(name))
 
 
 def test_threads_that_read_robots_leave_no_limit_of_memory(monkeypatch):

@@ -1,4 +1,4 @@
-"""Ant, and what Humanoid shares with it: every reward term at known states, the end and the start; Ant's motors."""
+"""Ant, and what Humanoid shares with it: every reward term at known states, the end the start and the motors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from gpusim_rl.env import VecEnv
 from helpers.task_envs import task_env
 
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
-JOINTS = [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")]
+LEG = ["hip_x", "hip_z", "hip_y", "knee", "ankle_y", "ankle_x"]
+ARM = ["shoulder1", "shoulder2", "elbow"]
+HUMANOID = ["abdomen_z", "abdomen_y", "abdomen_x"]
+HUMANOID += [f"{side}_{joint}" for part in (LEG, ARM) for side in ("right", "left") for joint in part]
+JOINTS = {"Ant": [f"{joint}_{leg}" for leg in (1, 2, 3, 4) for joint in ("hip", "ankle")], "Humanoid": HUMANOID}
+TORQUE = {
+    "Ant": [15.0] * 8,
+    "Humanoid": [67.5] * 3 + [45.0, 45.0, 135.0, 90.0, 22.5, 22.5] * 2 + [67.5, 67.5, 45.0] * 2,
+}  # N m
 HEIGHT = {"Ant": 0.31, "Humanoid": 0.8}  # m; lower it has fallen
 
 both = pytest.mark.parametrize("name", ["Ant", "Humanoid"])
@@ -141,13 +149,17 @@ def test_it_starts_near_the_reference_pose_in_any_combination(name):
     assert not env.task.terminated().any()
 
 
-def test_ants_actions_drive_the_joints_in_their_order_with_15_newton_metres():
-    env = task_env("Ant")
+@both
+def test_actions_drive_the_joints_in_their_order_with_their_motors_torque(name):
+    env = task_env(name)
     robot = env.task.robot
-    assert robot.joint_names == robot.actuator_names == JOINTS
-    action = torch.linspace(-1.5, 1.5, 8).repeat(4, 1)
+    assert robot.joint_names == robot.actuator_names == JOINTS[name]
+    action = torch.linspace(-1.5, 1.5, env.num_actions).repeat(4, 1)
     env.step(action)
     data = mujoco.MjData(env.sim.scene.model)
     data.ctrl[:] = env.sim.ctrl[0]
     mujoco.mj_forward(env.sim.scene.model, data)
-    check(torch.from_numpy(data.qfrc_actuator[6:]).float(), (15.0 * action[0].clamp(-1.0, 1.0)).tolist())
+    check(
+        torch.from_numpy(data.qfrc_actuator[6:]).float(),
+        (torch.tensor(TORQUE[name]) * action[0].clamp(-1.0, 1.0)).tolist(),
+    )

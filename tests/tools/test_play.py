@@ -47,13 +47,6 @@ def a_display() -> Iterator[str]:
         server.wait()
 
 
-@pytest.fixture
-def run(runs_folder, tmp_path, monkeypatch) -> Path:
-    source = sorted(path for path in (runs_folder / "runs" / "Cartpole").glob("2*") if path.is_dir())[0]
-    monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(source, tmp_path / "runs" / "Cartpole" / source.name))
-
-
 def test_new_episodes_begin_at_the_progress_of_the_newest_checkpoint(run, monkeypatch):
     file = run / "checkpoints" / "last.pt"
     with closing(Player.open(str(run), num_envs=2)) as shown:
@@ -214,6 +207,11 @@ def test_a_task_that_changed_its_sizes_is_one_line(run):
         Player.open(str(run))
 
 
+def replayed(file: Path, **options: bool) -> list[str]:
+    with closing(DumpReplay.open(file, **options)) as replay:
+        return list(iter(replay.step, None))
+
+
 def diverged(folder: Path, task: type, **faults: Any) -> Path:
     make_trainer(task, folder, task={"randomize_episode_start": False, **faults}).train()
     return the_run(folder) / "diverged.pt"
@@ -247,9 +245,7 @@ def test_an_action_that_is_not_finite_is_named(tmp_path):
     dump["state"]["cartpole"]["joint_vel"].zero_()
     dump["action"].fill_(torch.nan)
     checkpoint.save(file, dump)
-    replay = DumpReplay.open(file, trust=True)
-    lines = list(iter(replay.step, None))
-    replay.close()
+    lines = replayed(file, trust=True)
     assert lines[0] == "action: action up to nan (column 0)"
     assert [line for line in lines if line.startswith("reward: ")]
     assert lines[-1] == "counts as diverged because of the action"
@@ -267,12 +263,6 @@ def test_an_update_without_a_finite_gradient_is_shown(tool_here, tmp_path):
     assert lines[-1].startswith("update: no minibatch had a finite gradient")
 
 
-def test_a_checkpoint_that_learns_says_so(run):
-    replay = DumpReplay.open(run / "checkpoints" / "last.pt")
-    assert list(iter(replay.step, None))[-1] == "update: the policy learned"
-    replay.close()
-
-
 def test_an_update_of_a_run_with_actors_is_shown_without_them(tmp_path):
     settings: dict[str, Any] = {"impala": {"horizon": 4}, "num_envs": 8, "max_iterations": 1}
     actors.make_trainer(prepare("Cartpole", algo="impala", log={"dir": str(tmp_path)}, **settings)).train()
@@ -280,19 +270,15 @@ def test_an_update_of_a_run_with_actors_is_shown_without_them(tmp_path):
     state = checkpoint.load(file)
     of_actors = {"actors": {**state["config"]["actors"], "engine": "process"}, "num_actors": 1}
     checkpoint.save(file, {**state, "config": {**state["config"], **of_actors}, "actor_columns": 8})
-    replay = DumpReplay.open(file)
-    lines = list(iter(replay.step, None))
-    replay.close()
+    lines = replayed(file)
     assert [line.partition(":")[0] for line in lines] == [*(f"step {n} of 4" for n in range(1, 5)), "update"]
 
 
 def test_an_update_is_replayed_on_the_device_of_the_learner(run, monkeypatch):
     there = []
     monkeypatch.setattr(collector, "moved", lambda step, device: there.append(step) or step)
-    replay = DumpReplay.open(run / "checkpoints" / "last.pt")
-    lines = list(iter(replay.step, None))
-    replay.close()
-    assert len(there) == len(lines) - 1 > 0
+    lines = replayed(run / "checkpoints" / "last.pt")
+    assert len(there) == len(lines) - 1 > 0 and lines[-1] == "update: the policy learned"
 
 
 @pytest.mark.skipif(shutil.which("Xvfb") is None, reason="needs Xvfb")
