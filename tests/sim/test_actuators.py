@@ -17,7 +17,7 @@ from gpusim_rl.export.scene_file import DC_MOTORS, needs
 from gpusim_rl.sim import Articulation, Scene, Sim
 from gpusim_rl.sim.actuators import control_names
 from gpusim_rl.sim.legged import read_legged
-from helpers.scenes import ARM, advance, everywhere, make, only
+from helpers.scenes import ARM, advance, everywhere, make, only, scene_with
 
 ROBOTS = Path(__file__).parents[1] / "helpers" / "robots"
 INERTIA = 0.5  # kg m^2, of the joint that is driven
@@ -83,29 +83,28 @@ def test_a_servo_answers_a_step_as_the_second_order_law_says(backend, disc):
     assert joint.joint_pos[0, 0] == pytest.approx(1.0, abs=0.02)
 
 
-def test_a_velocity_drive_approaches_its_target_exponentially(backend, disc):
-    sim, joint = driven(backend, disc, kind="velocity", damping=2.0)
-    joint.actuate(column(3.0, -1.0, 0.0))
-    advance(sim, 250)
-    expected = (1.0 - math.exp(-2.0 / INERTIA * 0.25)) * column(3.0, -1.0, 0.0)
-    torch.testing.assert_close(joint.joint_vel, expected, rtol=0.01, atol=1e-5)
-
-
-def test_a_torque_drive_accelerates_within_its_limit(backend, disc):
-    sim, joint = driven(backend, disc, kind="torque", effort_limit=2.0, armature=0.3)
-    assert joint.control_limits.tolist() == [[-2.0, 2.0]]
-    joint.actuate(column(1.0, -5.0, 2.0))
-    advance(sim, 100)
-    expected = column(1.0, -2.0, 2.0) * 0.1 / (INERTIA + 0.3)
-    torch.testing.assert_close(joint.joint_vel, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_servo_pushes_no_more_than_its_effort_limit(backend, disc):
-    sim, joint = driven(backend, disc, kind="position", stiffness=100.0, effort_limit={"sp*": 3.0})
-    joint.actuate(column(10.0, -10.0, 0.01))
-    sim.step(1)
-    expected = column(3.0, -3.0, 1.0) * sim.dt / INERTIA
-    torch.testing.assert_close(joint.joint_vel, expected, rtol=1e-4, atol=1e-7)
+@pytest.mark.parametrize(
+    ("drive", "control", "steps", "factor", "approached"),
+    [
+        ({"kind": "velocity", "damping": 2.0}, (3.0, -1.0, 0.0), 250, 1.0 - math.exp(-0.5 / INERTIA), (3.0, -1.0, 0.0)),
+        (
+            {"kind": "torque", "effort_limit": 2.0, "armature": 0.3},
+            *((1.0, -5.0, 2.0), 100, 0.1 / (INERTIA + 0.3), (1.0, -2.0, 2.0)),
+        ),
+        (
+            {"kind": "position", "stiffness": 100.0, "effort_limit": {"sp*": 3.0}},
+            *((10.0, -10.0, 0.01), 1, 0.001 / INERTIA, (3.0, -3.0, 1.0)),
+        ),
+    ],
+    ids=["velocity", "torque", "position"],
+)
+def test_a_drive_accelerates_within_its_limits(backend, disc, drive, control, steps, factor, approached):
+    sim, joint = driven(backend, disc, **drive)
+    assert drive["kind"] != "torque" or joint.control_limits.tolist() == [[-2.0, 2.0]]
+    joint.actuate(column(*control))
+    advance(sim, steps)
+    rtol = 0.01 if drive["kind"] == "velocity" else 1e-4
+    torch.testing.assert_close(joint.joint_vel, factor * column(*approached), rtol=rtol, atol=1e-6)
 
 
 def test_a_dc_motor_is_on_its_torque_speed_line(backend, disc):
@@ -312,8 +311,7 @@ def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
         <actuator><dcmotor name="a" joint="a" motorconst="0.1 0.1" resistance="1" controller="5 0 1 0 0 0"
         input="pos vel"/><motor name="b" joint="b" ctrlrange="-7 7" gear="3"/></actuator></mujoco>"""
     )
-    scene = Scene(500)
-    scene.add("robot", spec)
+    scene = scene_with(500, robot=spec)
     model = scene.model
     assert control_names(model) == [("robot/a/0", 0), ("robot/a/1", 0), ("robot/b", 1)]
     assert needs(model) == DC_MOTORS
@@ -354,8 +352,7 @@ def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
     ],
 )
 def test_a_wrong_drive_is_one_line(arguments, line):
-    scene = Scene(100)
-    scene.add("arm", ROBOTS / "arm.urdf")
+    scene = scene_with(100, arm=ROBOTS / "arm.urdf")
     scene.add_actuators("arm", "left_finger", kind="torque")
     settings = {"name": "arm", "joints": "elbow", "kind": "position", "stiffness": 10.0} | arguments
     with pytest.raises(TaskError, match=rf"^Scene.add_actuators\('{settings['name']}'\): {line}") as error:
@@ -364,8 +361,7 @@ def test_a_wrong_drive_is_one_line(arguments, line):
 
 
 def test_a_velocity_limit_without_an_effort_is_one_line(disc):
-    scene = Scene(100)
-    scene.add("disc", disc)
+    scene = scene_with(100, disc=disc)
     with pytest.raises(TaskError, match=r"joint 'spin': velocity_limit needs effort_limit"):
         scene.add_actuators("disc", "spin", kind="torque", velocity_limit=3.0)
 

@@ -23,7 +23,7 @@ from gpusim_rl.sim import Scene, Sim, SimChoice, camera_renderer, params
 from gpusim_rl.sim.camera import FAR, SKY
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.raised import raises
-from helpers.scenes import ANT, ant_scene, everywhere, make, only, randomize_ants
+from helpers.scenes import ANT, ant_scene, everywhere, make, only, randomize_ants, scene_with
 
 SIMS = [("mujoco", 3), ("mjwarp", 1)]
 ALL = ("rgb", "depth", "segmentation")
@@ -44,10 +44,7 @@ MARBLE = """
 
 
 def marble_scene() -> Scene:
-    scene = Scene(physics_hz=100)
-    scene.add_ground()
-    scene.add("marble", mujoco.MjSpec.from_string(MARBLE))
-    return scene
+    return scene_with(100, ground=True, marble=MARBLE)
 
 
 def drawn(sim: Sim, where: Tensor | None = None) -> None:
@@ -514,15 +511,14 @@ def test_a_training_says_which_num_envs_to_try(monkeypatch):
         make_env(Watched)
 
 
-def test_without_mujoco_warp_one_line_has_the_pip_command(monkeypatch):
+def test_a_mujoco_warp_that_is_missing_or_too_old_is_one_line(monkeypatch):
     sim = make("mujoco", ant_with_eye(), 2)
-    monkeypatch.setitem(sys.modules, "mujoco_warp", None)
-    with raises(ConfigError, key="a camera", hint="Try pip install 'mujoco-warp>=4.0,<5'"):
+    with (
+        monkeypatch.context() as patch,
+        raises(ConfigError, hint="Try pip install 'mujoco-warp>=4.0,<5'", key="a camera"),
+    ):
+        patch.setitem(sys.modules, "mujoco_warp", None)
         sim.camera("eye")
-
-
-def test_a_mujoco_warp_that_is_too_old_is_one_line(monkeypatch):
-    sim = make("mujoco", ant_with_eye(), 2)
     monkeypatch.setattr(provenance, "installed_version", lambda name: "3.11.0" if name == "mujoco-warp" else "4.0.0")
     with pytest.raises(ConfigError, match=r"a camera needs mujoco-warp>=4.0,<5.*3.11.0"):
         sim.camera("eye")
@@ -530,13 +526,12 @@ def test_a_mujoco_warp_that_is_too_old_is_one_line(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:flex")
 def test_what_the_ray_caster_cannot_draw_is_one_line():
-    scene = Scene(physics_hz=100)
-    spec = mujoco.MjSpec.from_string(
-        """<mujoco><worldbody><body name="b"><freejoint/><geom size="0.1"/></body>
+    scene = scene_with(
+        100,
+        thing="""<mujoco><worldbody><body name="b"><freejoint/><geom size="0.1"/></body>
         <flexcomp name="cloth" type="grid" count="3 3 1" spacing=".1 .1 .1" radius=".01" dim="2" pos="0 0 2"/>
-        </worldbody></mujoco>"""
+        </worldbody></mujoco>""",
     )
-    scene.add("thing", spec)
     scene.add_camera("eye", pos=(0, -3, 1))
     with pytest.raises(ConfigError, match="flexible bodies"):
         make("mujoco", scene, 1).camera("eye")
@@ -554,8 +549,7 @@ def test_a_closed_simulator_leaves_no_thread():
 
 
 def test_a_scene_with_cameras_exports_as_it_is():
-    scene = Scene(physics_hz=100)
-    scene.add("ant", ANT)
+    scene = scene_with(100, ant=ANT)
     scene.add_camera("eye", "ant/torso", (0.3, 0, 0), target=(1, 0, 0))
     model = mujoco.MjModel.from_xml_string(scene.spec.to_xml())
     assert model.camera("eye").bodyid == model.body("ant/torso").id

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mujoco
 import pytest
 
 from gpusim_rl.errors import TaskError
-from gpusim_rl.sim import Scene
 from gpusim_rl.sim.mirror_image import MirrorImage, other_side
 from gpusim_rl.spaces import SignedPermutation
 from helpers.raised import raises
+from helpers.scenes import scene_with
 
 LEG = """
 <body name="{side}_hip" pos="0.1 {y} 0">
@@ -54,9 +53,7 @@ def biped(right: str = "right", **changes: object) -> str:
 
 
 def image_of(xml: str) -> MirrorImage:
-    scene = Scene(200.0)
-    scene.add("robot", mujoco.MjSpec.from_string(xml))
-    return MirrorImage(scene, "robot")
+    return MirrorImage(scene_with(200.0, robot=xml), "robot")
 
 
 def test_left_and_right_change_places_with_signs_of_their_axes():

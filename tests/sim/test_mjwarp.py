@@ -26,7 +26,7 @@ from gpusim_rl.sim.mjwarp import MjwarpSim
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.testing.sync_counter import SyncCounter
 from helpers.raised import raises
-from helpers.scenes import FEET, ant_scene, arm_scene, ball_scene, everywhere, make, only, randomize_ants
+from helpers.scenes import FEET, ant_scene, arm_scene, ball_scene, everywhere, make, only, randomize_ants, scene_with
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +142,10 @@ def test_a_world_that_diverged_takes_no_more_iterations_than_others(scene, value
     assert sim.diverged.tolist() == [number == 3 for number in range(8)]
 
 
-def test_dropped_constraints_are_reported_until_the_reset(scene):
-    sim = make("mjwarp", scene, 8, njmax=4)
+@pytest.mark.parametrize("name", ["mjwarp", "newton"])
+def test_dropped_constraints_are_reported_until_the_reset(scene, name):
+    pytest.importorskip("newton" if name == "newton" else "mujoco_warp")
+    sim = make(name, scene, 8, njmax=4)
     randomize_ants([sim.articulation("ant")])
     sim.step(1)
     full = sim.overflow.clone()
@@ -170,9 +172,7 @@ def combs() -> Scene:
     """Two bodies whose boxes overlap in the reference pose, as a gripper's many pieces do."""
     teeth = "".join(f"<geom type='box' size='.04 .04 .04' pos='{0.1 * i} 0 0'/>" for i in range(12))
     body = f"<body><freejoint/>{teeth}</body>"
-    scene = Scene(500)
-    scene.add("combs", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}{body}</worldbody></mujoco>"))
-    return scene
+    return scene_with(500, combs=f"<mujoco><worldbody>{body}{body}</worldbody></mujoco>")
 
 
 def heap() -> Scene:
@@ -182,10 +182,7 @@ def heap() -> Scene:
         f"<body pos='{x} {y} {0.1 + 0.12 * (i // 4)}'><freejoint/><geom type='box' size='.05 .05 .05'/></body>"
         for i, (x, y) in enumerate(place)
     )
-    scene = Scene(500)
-    scene.add_ground()
-    scene.add("heap", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{boxes}</worldbody></mujoco>"))
-    return scene
+    return scene_with(500, ground=True, heap=f"<mujoco><worldbody>{boxes}</worldbody></mujoco>")
 
 
 @pytest.mark.parametrize(("made", "steps"), [(combs, 1), (heap, 1500), (ant_scene, 400)])
@@ -205,9 +202,7 @@ def test_the_trial_of_a_scene_that_diverges_ends(capfd):
         "<mujoco><worldbody><body><joint name='j'/><geom size='.1'/></body></worldbody>"
         "<actuator><position joint='j' kp='-1e9'/><motor joint='j' ctrlrange='-1e9 1e9'/></actuator></mujoco>"
     )
-    scene = Scene(20)
-    scene.add("wild", spec)
-    assert estimate_buffers(scene.model) == (16, 16) and capfd.readouterr() == ("", "")
+    assert estimate_buffers(scene_with(20, wild=spec).model) == (16, 16) and capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow
@@ -219,9 +214,7 @@ def test_a_limit_of_warp_on_a_height_field_fills_no_buffer():
     body = spec.worldbody.add_body(name="plate", pos=[0, 0, 0.08])
     body.add_freejoint()
     body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.3, 0.3, 0.02])
-    scene = Scene(500)
-    scene.add("hills", spec)
-    sim = make("mjwarp", scene, 2)
+    sim = make("mjwarp", scene_with(500, hills=spec), 2)
     for _ in range(10):
         sim.step(5)
     assert sim.overflow.all()

@@ -17,7 +17,7 @@ import torch
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Scene
 from helpers.raised import raises
-from helpers.scenes import ANT, ARM, BALL, advance, ant_scene, arm_scene, everywhere, make, only
+from helpers.scenes import ANT, ARM, BALL, advance, ant_scene, arm_scene, everywhere, make, only, scene_with
 
 pytest.importorskip("newton")
 check = importlib.import_module("gpusim_rl.sim.newton_check")
@@ -42,7 +42,9 @@ LOPSIDED = """
 CARTPOLE = Path(ANT).with_name("cartpole.xml")
 
 
-def both(num_envs: int, *robots: str | Path, hz: float = 200, ground: bool = False) -> list[Any]:
+def both(
+    num_envs: int, *robots: str | Path, hz: float = 200, ground: bool = False, z: float = 0.0, **newton: int
+) -> list[Any]:
     """Make the same scene on MuJoCo and on Newton."""
     sims = []
     for name in ("mujoco", "newton"):
@@ -51,8 +53,8 @@ def both(num_envs: int, *robots: str | Path, hz: float = 200, ground: bool = Fal
             scene.add_ground()
         for i, robot in enumerate(robots):
             spec = robot if isinstance(robot, Path) else mujoco.MjSpec.from_string(robot)
-            scene.add(f"r{i}", spec, pos=(0.0, 3.0 * i, 0.0))
-        sims.append(make(name, scene, num_envs))
+            scene.add(f"r{i}", spec, pos=(0.0, 3.0 * i, z))
+        sims.append(make(name, scene, num_envs, **(newton if name == "newton" else {})))
     return sims
 
 
@@ -90,9 +92,7 @@ SHORT = """
 
 
 def test_numbers_that_xml_leaves_out_are_those_of_mujoco():
-    scene = Scene(physics_hz=200)
-    scene.add("short", mujoco.MjSpec.from_string(SHORT))
-    make("newton", scene, 2)  # compares them all
+    make("newton", scene_with(200, short=SHORT), 2)  # compares them all
 
 
 def test_velocities_are_those_of_origins_not_of_centres_of_mass():
@@ -120,16 +120,6 @@ def test_velocities_are_those_of_origins_not_of_centres_of_mass():
         torch.testing.assert_close(sim.qpos, reference.qpos, atol=1e-5, rtol=1e-5)
         for one in (reference, sim):
             one.step(5)
-
-
-def test_dropped_constraints_are_reported_until_the_reset():
-    sim = make("newton", ant_scene(), 3, njmax=5)
-    ant = sim.articulation("ant")
-    ant.set_state(only(sim, 1, 2), root_pos=torch.tensor([[0.0, 0.0, 0.1]]).expand(3, 3))
-    sim.step(1)
-    assert sim.overflow.tolist() == [False, True, True]
-    sim.reset(only(sim, 1))
-    assert sim.overflow.tolist() == [False, False, True]
 
 
 # An arm with reference angles, whose bodies are in frames that are turned and moved.
@@ -347,10 +337,8 @@ PATH = '<spatial name="t" stiffness="1"><site site="w"/><site site="e"/></spatia
     ids=["order of tendons", "slide after hinge", "force limits", "fluid", "fluid of a geom for show"],
 )
 def test_what_newton_imports_otherwise_is_refused_by_name(xml, where):
-    scene = Scene(physics_hz=200)
-    scene.add("a", mujoco.MjSpec.from_string(xml))
     with raises(ConfigError, key="sim=newton", hint="Try sim=mjwarp") as error:
-        make("newton", scene, 1)
+        make("newton", scene_with(200, a=xml), 1)
     assert where in error.value.problem and "\n" not in str(error.value)
 
 
@@ -366,8 +354,7 @@ class Changed:
 
 def test_a_lost_tendon_is_named(monkeypatch):
     """As Newton's solver does where it cannot resolve a path: a warning, which nobody sees."""
-    scene = Scene(physics_hz=200)
-    scene.add("leg", mujoco.MjSpec.from_string(LEG.format(couple="", turn="", equality="")))
+    scene = scene_with(200, leg=LEG.format(couple="", turn="", equality=""))
     monkeypatch.delattr(newton_model._Solver, "_init_tendons")
     with pytest.raises(ConfigError, match="tendon 'leg/turn'"):
         make("newton", scene, 1)
@@ -429,10 +416,8 @@ def test_a_mesh_for_which_newton_lacks_scipy_is_one_line(tmp_path, monkeypatch):
     robot, mesh = tmp_path / "robot.xml", '<asset><mesh file="tet.obj" inertia="convex"/></asset>'
     body = '<body name="b"><freejoint/><geom type="mesh" mesh="tet"/></body>'
     robot.write_text(f"<mujoco>{mesh}<worldbody>{body}</worldbody></mujoco>")
-    scene = Scene(physics_hz=200)
-    scene.add("b", robot)
     with raises(ConfigError, key="sim=newton", hint="Try sim=mjwarp") as error:
-        make("newton", scene, 1)
+        make("newton", scene_with(200, b=robot), 1)
     assert "scipy" in error.value.problem
 
 
@@ -518,11 +503,9 @@ def egg(mesh: str = "") -> Scene:
     points = np.random.default_rng(0).normal(size=(100, 3))
     points *= np.array([0.2, 0.1, 0.07]) / np.linalg.norm(points, axis=1, keepdims=True)
     vertices = " ".join(f"{number:.5f}" for number in (points + 0.03).ravel())
-    scene = Scene(physics_hz=500)
-    scene.add(
-        "egg",
-        mujoco.MjSpec.from_string(
-            f'''<mujoco><asset><mesh name="egg" vertex="{vertices}" {mesh}/>
+    return scene_with(
+        500,
+        egg=f'''<mujoco><asset><mesh name="egg" vertex="{vertices}" {mesh}/>
             <hfield name="hills" nrow="3" ncol="4" size="1 1 0.1 0.1" elevation="0 1 2 3 1 5 2 4 4 3 2 0"/></asset>
             <worldbody><geom name="hills" type="hfield" hfield="hills" pos="0 0 -0.3" euler="0 0 20"/>
             <site name="top" pos="0.3 0 1"/><body name="ball" pos="2 0 1"><freejoint/><geom size="0.1"/></body>
@@ -531,10 +514,8 @@ def egg(mesh: str = "") -> Scene:
             <geom name="pulley" type="cylinder" size="0.02 0.05" pos="0.2 0 0.2" contype="0" conaffinity="0"/>
             <geom name="egg" type="mesh" mesh="egg" pos="0.1 0 0" euler="30 20 0"/><site name="eye" pos="0.3 0 0.2"/>
             </body></worldbody><tendon><spatial name="rope" stiffness="3"><site site="top"/><geom geom="pulley"/>
-            <site site="eye"/></spatial></tendon></mujoco>'''
-        ),
+            <site site="eye"/></spatial></tendon></mujoco>''',
     )
-    return scene
 
 
 @pytest.mark.parametrize("mesh", ['inertia="shell"', 'inertia="convex" maxhullvert="90"'])
@@ -587,8 +568,7 @@ BLOCKS = """
 def test_contacts_are_those_of_mujoco_warp():
     found = []
     for name in ("mjwarp", "newton"):
-        scene = Scene(physics_hz=500)
-        scene.add("a", mujoco.MjSpec.from_string(BLOCKS))
+        scene = scene_with(500, a=BLOCKS)
         sim = make(name, scene, 1)
         sim.step(1)
         data = sim._data if name == "mjwarp" else sim._solver.mjw_data
@@ -627,8 +607,7 @@ MACHINE = """
 
 
 def test_every_array_that_the_solver_steps_with_is_compared():
-    scene = Scene(physics_hz=500)
-    scene.add("machine", mujoco.MjSpec.from_string(MACHINE))
+    scene = scene_with(500, machine=MACHINE)
     solver = make("newton", scene, 1)._solver
     ours, solved = scene.model, solver.mjw_model
     check.check_import(scene, solver, 1)
@@ -693,15 +672,8 @@ def random_robot(seed: int) -> str:
 
 @pytest.mark.parametrize("seed", [0, 1])  # of those in which MuJoCo Warp moves as MuJoCo does
 def test_random_scenes_touch_and_move_as_in_mujoco(seed):
-    sims = []
-    for name in ("mujoco", "newton"):
-        scene = Scene(physics_hz=1000)
-        scene.add_ground()
-        for number in range(1 + seed % 2):
-            spec = mujoco.MjSpec.from_string(random_robot(seed + 100 * number))
-            scene.add(f"r{number}", spec, pos=(0.0, 3.0 * number, 1.0))
-        sims.append(make(name, scene, 1, **({"njmax": 500, "nconmax": 100} if name == "newton" else {})))
-    reference, sim = sims
+    robots = [random_robot(seed + 100 * number) for number in range(1 + seed % 2)]
+    sims = reference, sim = both(1, *robots, hz=1000, ground=True, z=1.0, njmax=500, nconmax=100)
     for _ in range(10):
         for each in sims:
             each.step(5)

@@ -234,20 +234,10 @@ def test_what_the_model_has_not_can_be_given_to_some_worlds(machine, name):
     param.set(param.default + extra, everywhere(sim))
     move(sim)
     sim.refresh()
-    values = (param.default + extra)[:, 0].tolist()
-    expected = [stepped(compiled_joint(sim.scene, name, joint, value), sim, 2) for value in values]
+    expected = [stepped(compiled(sim.scene, name, param, values), sim, 2) for values in param.default + extra]
     sim.step(2)
     np.testing.assert_allclose(velocity(sim).numpy(), np.stack(expected), rtol=2e-4, atol=3e-4)
     assert (velocity(sim)[1] - velocity(sim)[0]).abs().max() > 1e-3
-
-
-def compiled_joint(scene: Scene, name: str, joint: str, value: float) -> mujoco.MjModel:
-    spec = scene.spec.copy()
-    found = spec.joint(f"machine/{joint}")
-    field = name.split("_")[-1]
-    old = getattr(found, field)
-    setattr(found, field, value if np.ndim(old) == 0 else [value, *np.ravel(old)[1:]])
-    return spec.compile()
 
 
 def test_a_mask_chooses_the_worlds(backend):

@@ -14,7 +14,7 @@ import torch
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene
 from helpers.raised import raises
-from helpers.scenes import ANT, ARM, FEET, ant_scene, make
+from helpers.scenes import ANT, ARM, FEET, ant_scene, make, scene_with
 
 
 def test_names_are_prefixed_and_masses_are_those_of_isaacgymenvs():
@@ -80,24 +80,19 @@ def test_a_misspelt_reference_is_one_line_and_drops_nothing_silently(tmp_path: P
     (tmp_path / "arm.xml").write_text(FOREARM.format(element))
     spec = mujoco.MjSpec.from_string(FOREARM.format(element))
     for mjcf, words in ((tmp_path / "arm.xml", message), (spec, r"^Scene.add\('arm'\): .* missing elements")):
-        scene = Scene(physics_hz=100)
-        scene.add("ball", mujoco.MjSpec.from_string(FOREARM.format('<actuator><motor joint="elbow"/></actuator>')))
+        scene = scene_with(100, ball=FOREARM.format('<actuator><motor joint="elbow"/></actuator>'))
         with pytest.raises(TaskError, match=words) as error:
             scene.add("arm", mjcf)
         assert "\n" not in str(error.value)
 
 
 def test_the_world_may_be_referred_to():
-    scene = Scene(physics_hz=100)
     exclude = '<contact><exclude body1="world" body2="arm"/></contact>'
-    scene.add("arm", mujoco.MjSpec.from_string(FOREARM.format(exclude)))
-    assert scene.model.nexclude == 1
+    assert scene_with(100, arm=FOREARM.format(exclude)).model.nexclude == 1
 
 
 def test_a_scene_that_does_not_compile_is_one_line():
-    scene = Scene(physics_hz=100)
-    massless = '<mujoco><worldbody><body name="b"><freejoint/></body></worldbody></mujoco>'
-    scene.add("massless", mujoco.MjSpec.from_string(massless))
+    scene = scene_with(100, massless='<mujoco><worldbody><body name="b"><freejoint/></body></worldbody></mujoco>')
     with pytest.raises(TaskError, match="MuJoCo cannot compile it") as error:
         _ = scene.model
     assert "\n" not in str(error.value)
@@ -143,8 +138,7 @@ def test_a_limit_of_rotation_is_positive() -> None:
 
 def test_elements_without_a_name_get_one_and_belong_to_the_articulation():
     xml = ARM.replace('name="lower"', "").replace('name="elbow"', "").replace('name="shoulder" joint', "joint")
-    scene = Scene(physics_hz=100)
-    scene.add("arm", mujoco.MjSpec.from_string(xml))
+    scene = scene_with(100, arm=xml)
     arm = make("mujoco", scene, 1).articulation("arm")
     assert arm.body_names == ["base", "upper", "body3"]
     assert arm.joint_names == ["shoulder", "joint1"]
@@ -153,8 +147,7 @@ def test_elements_without_a_name_get_one_and_belong_to_the_articulation():
 
 def test_limits_are_infinite_where_the_file_has_none():
     for xml, controls in ((ARM, [-1.0, 1.0]), (ARM.replace('ctrlrange="-1 1"', ""), [-math.inf, math.inf])):
-        scene = Scene(physics_hz=100)
-        scene.add("arm", mujoco.MjSpec.from_string(xml))
+        scene = scene_with(100, arm=xml)
         arm = make("mujoco", scene, 1).articulation("arm")
         assert arm.control_limits.tolist() == [controls]
         assert arm.joint_limits.tolist() == [pytest.approx([-math.pi / 3, math.pi / 2]), [-math.inf, math.inf]]
@@ -250,8 +243,7 @@ OPTIONS = {
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_that_of_the_file(option: str):
     xml = cheetah(option=f'timestep="0.5" {option}="{OPTIONS[option]}"')
-    scene = Scene(physics_hz=100)
-    scene.add("cheetah", mujoco.MjSpec.from_string(xml))
+    scene = scene_with(100, cheetah=xml)
     scene.add("other", mujoco.MjSpec.from_string(xml))  # agrees
     alone = mujoco.MjModel.from_xml_string(xml)
     for field in (field for field in dir(alone.opt) if not field.startswith("_") and field != "timestep"):
@@ -265,15 +257,13 @@ def test_an_option_that_a_file_says_is_said_even_if_it_is_the_default():
     usual = mujoco.MjSpec().option
     for option in OPTIONS.keys() - {"actuatorgroupdisable"}:
         value = default.get(option) or " ".join(str(x) for x in np.atleast_1d(getattr(usual, option)))
-        scene = Scene(physics_hz=100)
-        scene.add("cheetah", mujoco.MjSpec.from_string(cheetah(option=f'{option}="{value}"')))
+        scene = scene_with(100, cheetah=cheetah(option=f'{option}="{value}"'))
         with pytest.raises(TaskError, match=rf"Scene.add\('other'\): {option} is "):
             scene.add("other", mujoco.MjSpec.from_string(cheetah(option=f'{option}="{OPTIONS[option]}"')))
 
 
 def test_flags_are_those_of_the_files(tmp_path: Path):
-    scene = Scene(physics_hz=100)
-    scene.add("one", mujoco.MjSpec.from_string(cheetah(flags='<flag gravity="disable" contact="enable"/>')))
+    scene = scene_with(100, one=cheetah(flags='<flag gravity="disable" contact="enable"/>'))
     scene.add("two", mujoco.MjSpec.from_string(cheetah(flags='<flag energy="enable" limit="disable"/>')))
     disabled = mujoco.mjtDisableBit.mjDSBL_GRAVITY | mujoco.mjtDisableBit.mjDSBL_LIMIT
     assert scene.model.opt.disableflags == disabled
@@ -288,8 +278,7 @@ def test_files_that_disagree_are_one_line_until_the_task_decides(tmp_path: Path)
     one, two = tmp_path / "one.xml", tmp_path / "two.xml"
     one.write_text(cheetah(option='iterations="7" solver="CG"'))
     two.write_text(cheetah(option='iterations="9" solver="PGS"'))
-    scene = Scene(physics_hz=100)
-    scene.add("one", one)
+    scene = scene_with(100, one=one)
     with raises(TaskError, key="Scene.add('two')", problem=f"solver is mjSOL_CG in {one} and mjSOL_PGS in {two}"):
         scene.add("two", two)
     scene = Scene(physics_hz=100)

@@ -185,12 +185,6 @@ def test_a_wrong_flag_is_reported(load_tool, flag, capsys):
     assert exit_.value.code == 2 and flag.partition("=")[0] in capsys.readouterr().err
 
 
-@pytest.fixture
-def doctor(load_tool, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    return load_tool("doctor")
-
-
 @pytest.mark.slow
 def test_the_machine_is_checked(tool, tmp_path):
     done = tool("doctor", "--json", cwd=tmp_path, timeout_s=280)
@@ -203,14 +197,15 @@ def test_the_machine_is_checked(tool, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_simulator_that_fails_is_broken_where_training_needs_it(doctor, monkeypatch, capsys):
+def test_a_simulator_that_fails_is_broken_where_training_needs_it(load_tool, tmp_path, monkeypatch, capsys):
     def fail(overrides, **length):
         broken = "sim=mujoco" in overrides or "sim=newton" in overrides
         return Measurement(error="ended by signal 11") if broken else Measurement(precision="fp32")
 
     monkeypatch.setattr(machine_check, "check_machine", lambda runs: [])
     monkeypatch.setattr(short_training, "measure_training", fail)
-    assert doctor.main([]) == 1
+    monkeypatch.chdir(tmp_path)
+    assert load_tool("doctor").main([]) == 1
     printed = capsys.readouterr().out
     assert "failed   self-test  mujoco on cpu: ended by signal 11" in printed
     assert "fix: python train.py task=Ant sim=mujoco device=cpu" in printed

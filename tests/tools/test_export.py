@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import math
 import re
@@ -36,7 +35,8 @@ from gpusim_rl.export.scene_file import needs, write_scene
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.sim import Scene
 from gpusim_rl.view.player import Player
-from helpers.commands import ROOT, run_here
+from helpers.commands import ROOT, load_file, run_here
+from helpers.scenes import scene_with
 from helpers.training import make_trainer, shake, the_run
 
 pytest_plugins = ["helpers.tool_runs"]
@@ -126,17 +126,9 @@ def ant(runs_folder: Path, load_tool, tmp_path_factory) -> tuple[Path, str]:
     return folder / printed.getvalue().splitlines()[-1], printed.getvalue()
 
 
-def loaded(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def deploy() -> ModuleType:
-    return loaded(DEPLOY)
+    return load_file(DEPLOY, "deploy")
 
 
 def test_a_run_becomes_a_folder_that_acts_as_the_policy_does(ant):
@@ -197,8 +189,7 @@ def test_delays_of_the_scene_are_those_of_the_file(tmp_path):
         '<mujoco><worldbody><body name="a"><joint name="j"/><joint name="k" axis="1 0 0"/><geom size=".1"/></body>'
         '</worldbody><actuator><motor name="m" joint="k" delay="0.004" nsample="3"/></actuator></mujoco>'
     )
-    scene = Scene(500.0)
-    scene.add("arm", tmp_path / "arm.xml")
+    scene = scene_with(500.0, arm=tmp_path / "arm.xml")
     scene.add_actuators("arm", "j", kind="torque", delay=0.016)
     write_scene(scene.spec.copy(), tmp_path)
     read = mujoco.MjModel.from_xml_path(str(tmp_path / "scene.xml"))
@@ -223,8 +214,7 @@ def test_a_control_of_several_has_its_own_column(deploy):
 
 @pytest.mark.parametrize(("drive", "version"), [({"delay": 0.01}, "3.5"), ({"velocity_limit": 20.0}, "3.17")])
 def test_actuators_that_older_versions_lack_are_told(tmp_path, drive, version):
-    scene = Scene(200.0)
-    scene.add("arm", ROOT / "tasks" / "assets" / "pendulum.xml")
+    scene = scene_with(200.0, arm=ROOT / "tasks" / "assets" / "pendulum.xml")
     for actuator in list(scene.spec.actuators):
         scene.spec.delete(actuator)
     scene.add_actuators("arm", "*", kind="position", stiffness=20.0, damping=0.5, effort_limit=9.0, **drive)
@@ -540,7 +530,7 @@ def test_a_vendor_has_an_order_of_its_own_robots_alone(tool_here, ant):
 def test_the_runtime_acts_as_the_policy_does(exported_run, monkeypatch, plain):
     """Parts with scale and history, and the remembered last action."""
     folder = exported_run("Anymal")
-    module = loaded(folder / "policy.py")
+    module = load_file(folder / "policy.py", "policy")
     if plain:
         monkeypatch.setattr(module, "onnxruntime", None)
     policy, random = module.DeployedPolicy(), np.random.default_rng(0)
@@ -568,7 +558,7 @@ def test_the_runtime_acts_as_the_policy_does(exported_run, monkeypatch, plain):
 
 def test_the_runtime_sees_images_and_remembers_frames(tmp_path):
     folder = export_run(tmp_path, "CartpoleCamera")
-    policy, random = loaded(folder / "policy.py").DeployedPolicy(), np.random.default_rng(0)
+    policy, random = load_file(folder / "policy.py", "policy").DeployedPolicy(), np.random.default_rng(0)
     [(name, shape)] = policy.card["observation"]["images"].items()
     with opened(folder.parent) as player:
         for _ in range(2):

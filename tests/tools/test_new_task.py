@@ -129,6 +129,11 @@ def new_task(folder: Path, *arguments: str, code: int = 0) -> Finished:
     return done
 
 
+def of_robot(folder: Path, name: str, file: str, text: str, *options: str, code: int = 0) -> Finished:
+    (folder / file).write_text(text)
+    return new_task(folder, name, "--urdf" if file.endswith("urdf") else "--mjcf", file, *options, code=code)
+
+
 @pytest.fixture
 def env_of(monkeypatch):
     made = []
@@ -164,8 +169,7 @@ def settings(folder: Path, task: str) -> dict:
 
 
 def test_an_urdf_quadruped_gets_drives_and_stands_on_its_feet(tmp_path, env_of):
-    (tmp_path / "dog.urdf").write_text(quadruped())
-    done = new_task(tmp_path, "TrotDog", "--urdf", "dog.urdf", "--free-base")
+    done = of_robot(tmp_path, "TrotDog", "dog.urdf", quadruped(), "--free-base")
     wrote = [line for line in done.stdout.splitlines() if line.startswith("wrote")]
     assert wrote == ["wrote my_tasks/trot_dog.py", "wrote my_cfg/task/TrotDog.yaml"]
     env = env_of("TrotDog", tmp_path)
@@ -186,8 +190,8 @@ def test_without_a_robot_an_arm_is_written_too(tmp_path, env_of):
 
 def test_a_robot_of_a_file_follows_commanded_velocities(tmp_path, env_of):
     """It gets a floating base, soles, an IMU and motors, and stands at the pose; a joint need not have limits."""
-    (tmp_path / "dog.urdf").write_text(quadruped().replace('FL_hip" type="revolute"', 'FL_hip" type="continuous"'))
-    done = new_task(tmp_path, "Trotter", "--urdf", "dog.urdf", "--velocity")
+    text = quadruped().replace('FL_hip" type="revolute"', 'FL_hip" type="continuous"')
+    done = of_robot(tmp_path, "Trotter", "dog.urdf", text, "--velocity")
     assert "the file has no IMU site" in done.stdout and "8 joints have no armature in the file" in done.stdout
     env = env_of("Trotter", tmp_path, pushes=False)
     task, robot = env.task, env.sim.articulation("robot")
@@ -211,8 +215,7 @@ def test_whatever_a_file_calls_its_bodies_and_says_of_its_floor_it_walks(tmp_pat
     text = walker(*legs).replace("<worldbody>", floor).replace("</worldbody>", f"</worldbody>{more}")
     for leg in legs:
         text = text.replace(f'{leg}_tip" pos="0 0 -0.2"><geom', f'{leg}_tip" pos="0 0 -0.2"><geom name="{leg}_ball"')
-    (tmp_path / "bot.xml").write_text(text)
-    new_task(tmp_path, "Hopalong", "--mjcf", "bot.xml", "--velocity")
+    of_robot(tmp_path, "Hopalong", "bot.xml", text, "--velocity")
     env = env_of("Hopalong", tmp_path, randomize=True)
     env.step(torch.zeros(2, 4))
     assert env.sim.scene.model.npair == 0 and len(env.task.robot.feet) == 2
@@ -220,8 +223,7 @@ def test_whatever_a_file_calls_its_bodies_and_says_of_its_floor_it_walks(tmp_pat
 
 @pytest.mark.parametrize("legs", ["lf rf lm rm lr rr", "l0a l0b l1a"])
 def test_each_joint_has_one_motor_whatever_the_legs_are_called(tmp_path, legs):
-    (tmp_path / "bot.xml").write_text(walker(*legs.split()))
-    new_task(tmp_path, "Crawl", "--mjcf", "bot.xml", "--velocity")
+    of_robot(tmp_path, "Crawl", "bot.xml", walker(*legs.split()), "--velocity")
     patterns = re.findall(r'"(.+)": Motor', (tmp_path / "my_tasks" / "crawl.py").read_text())
     for joint in (f"{leg}_{part}" for leg in legs.split() for part in ("j1", "j2")):
         assert [fnmatchcase(joint, pattern) for pattern in patterns].count(True) == 1, joint
@@ -233,8 +235,7 @@ def test_each_joint_has_one_motor_whatever_the_legs_are_called(tmp_path, legs):
 )
 def test_a_robot_without_mirror_image_learns_without(tmp_path, old, new, augment):
     """A leg may be elsewhere than that of the other side, or heavier."""
-    (tmp_path / "dog.urdf").write_text(quadruped().replace(old, new, 1))
-    done = new_task(tmp_path, "Limp", "--urdf", "dog.urdf", "--velocity")
+    done = of_robot(tmp_path, "Limp", "dog.urdf", quadruped().replace(old, new, 1), "--velocity")
     assert ("the task has no mirror images" in done.stdout) is not augment
     found = compose(["task=Limp", "device=cpu"], tmp_path / "my_cfg")
     assert found["ppo"]["symmetry"]["augment"] is augment
@@ -243,8 +244,8 @@ def test_a_robot_without_mirror_image_learns_without(tmp_path, old, new, augment
 @pytest.mark.parametrize(("angle", "warned"), [("degree", True), ("radian", False)])
 def test_joints_of_legs_that_hardly_turn_are_told(tmp_path, angle, warned):
     in_radians = walker("fl", "fr").replace("-70 70", "-1.2 1.2").replace("-120 20", "-2.2 0.4")
-    (tmp_path / "bot.xml").write_text(in_radians.replace("<world", f'<compiler angle="{angle}"/><world', 1))
-    warnings = new_task(tmp_path, "Crawl", "--mjcf", "bot.xml", "--velocity").stderr.splitlines()
+    text = in_radians.replace("<world", f'<compiler angle="{angle}"/><world', 1)
+    warnings = of_robot(tmp_path, "Crawl", "bot.xml", text, "--velocity").stderr.splitlines()
     assert ["fl_j1 from -1.2 to 1.2 degrees" in line for line in warnings] == warned * [True]
 
 
@@ -315,8 +316,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
     ],
 )
 def test_feet_are_two_or_more_each_on_a_limb_of_its_own(tmp_path, feet, unlike):
-    (tmp_path / "bot.xml").write_text(walker("a", "b"))
-    error = new_task(tmp_path, "Trot", "--mjcf", "bot.xml", "--velocity", "--feet", feet, code=2).stderr
+    error = of_robot(tmp_path, "Trot", "bot.xml", walker("a", "b"), "--velocity", "--feet", feet, code=2).stderr
     assert f"--feet {feet}: " in error and f"own limb{unlike}. Try two or more of ['a_shin', 'b_shin']\n" in error
 
 
@@ -591,8 +591,7 @@ def test_defaults_that_name_each_other_end_soon(tmp_path):
 
 
 def test_a_fixed_base_of_urdf_is_told(tmp_path):
-    (tmp_path / "dog.urdf").write_text(quadruped())
-    assert "--free-base" in new_task(tmp_path, "Wave", "--urdf", "dog.urdf").stdout
+    assert "--free-base" in of_robot(tmp_path, "Wave", "dog.urdf", quadruped()).stdout
 
 
 def test_settings_on_which_others_build_are_read_too(tmp_path):
@@ -658,8 +657,8 @@ def test_names_in_a_file_are_data_whatever_they_are(tmp_path, env_of, kind):
 
 
 def test_a_name_that_settings_would_resolve_is_refused(tmp_path):
-    (tmp_path / "bot.xml").write_text(walker("fl", "fr").replace("fl_tip", "${oc.env:HOME}"))
-    assert "reference" in new_task(tmp_path, "Trot", "--mjcf", "bot.xml", "--velocity", code=2).stderr
+    text = walker("fl", "fr").replace("fl_tip", "${oc.env:HOME}")
+    assert "reference" in of_robot(tmp_path, "Trot", "bot.xml", text, "--velocity", code=2).stderr
     assert not (tmp_path / "my_tasks").exists()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import mujoco
@@ -12,9 +10,10 @@ import pytest
 
 from gpusim_rl.errors import TaskError
 from gpusim_rl.files import paths
-from gpusim_rl.sim import Scene
 from gpusim_rl.sim.keyframe import usable
 from gpusim_rl.view.renderer import Camera, picture_model
+from helpers.commands import load_file
+from helpers.scenes import scene_with
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -56,10 +55,7 @@ def test_new_task_finds_meshes_and_the_task_keeps_their_folder(load_tool, arm, m
     new_task.new_task(new_task.parse([*words, "--packages", f"elsewhere={root / 'there'}"]))
     paths.ROS_PACKAGES.clear()
     monkeypatch.syspath_prepend(str(root))
-    module = importlib.util.spec_from_file_location("reach", root / "my_tasks" / "reach.py")
-    assert module is not None and module.loader is not None
-    loaded = sys.modules["reach"] = importlib.util.module_from_spec(module)
-    module.loader.exec_module(loaded)
+    loaded = load_file(root / "my_tasks" / "reach.py", "reach")
     cfg = type("Cfg", (), {"physics_hz": 200, "stiffness": {"elbow": 1.0}, "damping": {"elbow": 0.1}})
     assert loaded.Reach.scene(cfg).model.nmesh == 2
 
@@ -68,9 +64,7 @@ def test_packages_are_found_as_ros_finds_them(arm, monkeypatch):
     (arm.parents[1] / "ws").mkdir()
     (arm.parents[1] / "there").rename(arm.parents[1] / "ws" / "elsewhere")
     monkeypatch.setenv("ROS_PACKAGE_PATH", f"/nowhere:{arm.parents[1] / 'ws'}")
-    scene = Scene(100)
-    scene.add("arm", arm)
-    assert scene.model.nmesh == 2
+    assert scene_with(100, arm=arm).model.nmesh == 2
 
 
 @pytest.mark.parametrize("text", ["elsewhere", "=x", "a=", "a=/nowhere/at/all"])
@@ -98,8 +92,7 @@ def test_a_home_that_does_not_fit_is_no_reason_to_refuse_a_robot(load_tool, tmp_
 def test_pictures_have_the_groups_of_the_scene():
     box = '<geom type="box" size="1 1 1" {}/>'
     look = box.format('group="2" contype="0" conaffinity="0"')
-    scene = Scene(100)
     xml = f'<mujoco><worldbody><body name="b"><freejoint/>{box.format("")}{look}</body></worldbody></mujoco>'
-    scene.add("r", mujoco.MjSpec.from_string(xml))
+    scene = scene_with(100, r=xml)
     picture = picture_model(scene, Camera(scene, np.array([scene.model.qpos0])))
     assert picture.geom_group.tolist() == scene.model.geom_group.tolist() == [3, 2]
