@@ -14,18 +14,7 @@ from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.masks import check_shape
 from helpers.raised import raises
-from helpers.scenes import (
-    BALL,
-    FEET,
-    advance,
-    ant_scene,
-    arm_scene,
-    ball_scene,
-    everywhere,
-    make,
-    only,
-    randomize_ants,
-)
+from helpers.scenes import BALL, FEET, advance, ant_scene, arm_scene, ball_scene, everywhere, make, only, randomize_ants
 
 # mujoco keeps an MjData per world, or one per thread
 SIMS = ["mujoco", "mujoco-shared", "mjwarp", "newton"]

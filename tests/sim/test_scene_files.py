@@ -309,7 +309,7 @@ TIED = """
     <body name="b" pos="1 0 0"><joint name="b"/><geom size="0.1"/></body>
   </worldbody>
   <equality><weld body1="a" body2="b"/></equality>
-  <keyframe><key name="home" qpos="0.1 0.2"/><key name="level" qpos="0 0"/></keyframe>
+  <keyframe><key name="home" qpos="0.1 0.2"/></keyframe>
 </mujoco>
 """
 
@@ -325,12 +325,6 @@ TIED = """
 def test_a_keyframe_that_does_not_fit_is_rejected(xml, keyframe, problem, hint):
     with raises(TaskError, key="Scene.add('it')", problem=problem, hint=hint):
         Scene(100).add("it", mujoco.MjSpec.from_string(xml), keyframe=keyframe)
-
-
-def test_a_keyframe_that_keeps_the_ties_of_bodies_is_taken():
-    scene = Scene(100)
-    scene.add("it", mujoco.MjSpec.from_string(TIED), keyframe="level")
-    assert scene.model.neq == 1
 
 
 def test_a_urdf_arm_has_what_its_file_says():

@@ -210,10 +210,7 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
         (("wide.py", "task=Cartpole"), "wide.py: expected actions [20, 1], got [20, 4]"),
         (("nan.py", "task=Cartpole", "--steps", "2"), "not finite in control step 0, action[0]"),
         (("push.py", "task=Cartpole", "--keep", "best"), "got 'best'"),
-        (
-            ("push.py", "task=Cartpole", "--episodes", "1", "--keep", "success"),
-            "success: Cartpole logs",
-        ),
+        (("push.py", "task=Cartpole", "--episodes", "1", "--keep", "success"), "success: Cartpole logs"),
         (("push.py", "task=CartpoleCamera", "--episodes", "1"), "images cannot be recorded"),
         (("push.py", "task=Cartpol"), "Did you mean"),
         (("push.py", "task=Cartpole", "--explore"), "--explore: "),
