@@ -90,7 +90,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_410,),
 }
 """Lines of a capability, and its files: the first row whose pattern fits has the file."""
-FOLDERS = {"tasks": 5_000, "tools": 3_830, "tests": 50_430, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_000, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:

@@ -84,6 +84,20 @@ def test_the_window_is_empty_until_a_whole_episode_ends():
     assert [value.item() for value in window.means()[:3]] == [1.0, 1.0, 2.0]
 
 
+def test_the_window_continues_from_its_state():
+    random = torch.Generator().manual_seed(0)
+    windows = [EpisodeWindow(6, 4, CPU), EpisodeWindow(6, 4, CPU)]
+    for step in range(30):
+        reward, done = torch.randn(1, 6, generator=random), torch.rand(1, 6, generator=random) < 0.3
+        for window in windows[: 1 if step < 15 else 2]:
+            window.record(reward, done, torch.ones(1, 6, dtype=torch.bool))
+        if step == 14:
+            windows[1].load_state_dict(windows[0].state_dict())
+    assert torch.equal(windows[0].ring[:, :-1], windows[1].ring[:, :-1])
+    assert torch.equal(windows[0].episode_return, windows[1].episode_return)
+    assert windows[0].total == windows[1].total
+
+
 def test_a_few_absurd_episodes_do_not_move_the_trimmed_mean():
     window = EpisodeWindow(100, 100, CPU)
     everywhere = torch.ones(1, 100, dtype=torch.bool)
