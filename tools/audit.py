@@ -28,7 +28,6 @@ WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Audit a training, print the result and return the exit code."""
     args = parse(argv)
     limit_openmp_spin()  # before torch is imported
     with friendly_errors():
@@ -45,7 +44,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="audit", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
     parser.add_argument("--iterations", type=int, default=3, help="steady iterations (default: 3)")

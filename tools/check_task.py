@@ -58,13 +58,11 @@ LINES, WIDTH = 6, 160  # limits of a failure's message; longer lines are tensors
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run all checks; return 1 if one fails."""
     with friendly_errors():
         return check(parse(argv))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     default = ",".join(s.name for s in SIMULATORS.values() if s.extra is None)
     parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("task", help="name of the task")

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the subcommand."""
     with friendly_errors():
         args = parse(argv)
         limit_openmp_spin()  # before torch is imported
@@ -44,7 +43,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="clip", description=(__doc__ or "").partition("\n")[0])
     words = parser.add_subparsers(dest="what", required=True)
     records = words.add_parser("record", help="record a trained policy, without exploration")

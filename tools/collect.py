@@ -47,14 +47,12 @@ SCRIPT = "A script has a function controller(task), which returns a function tha
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the file and print its content."""
     with friendly_errors():
         collect(parse(argv))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="collect", description=(__doc__ or "").partition("\n")[0], epilog=SCRIPT)
     parser.add_argument("source", help="run folder, checkpoint, task (its latest run, or its demo), or script x.py")
     parser.add_argument("settings", nargs="*", help="with a script: task=NAME, and settings of the task, key=value")

@@ -25,7 +25,6 @@ OWN = ("-h", "--help", "--list")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Play a demo policy, or list all."""
     with friendly_errors():
         args, options = parse(sys.argv[1:] if argv is None else argv)
         cards = {file.parent.name: json.loads(file.read_text("utf-8")) for file in demos_dir().glob("*/demo.json")}

@@ -48,7 +48,6 @@ FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for thr
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the check; return 1 if something that training needs is broken."""
     with friendly_errors():
         args = parse(sys.argv[1:] if argv is None else argv)
         limit_openmp_spin()
@@ -56,7 +55,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Read the command line."""
     if argv[:1] == ["scaling"]:
         words = "Measure a task at several numbers of envs and on several devices."
         parser = argparse.ArgumentParser(prog="doctor scaling", description=words)

@@ -23,14 +23,12 @@ from gpusim_rl.settings.trust import add_trust_arguments
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the files; print their errors, their latencies and the folder."""
     with friendly_errors():
         export(parse(argv))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="export", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="folder to write (default: export/ in the run's folder)")

@@ -92,14 +92,12 @@ class Draft:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the files; print their paths and the next commands."""
     with friendly_errors():
         say(*new_task(parse(argv)))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="new-task", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", help="name of the task and its class: Reach, BallOnPlate")
     robot = parser.add_mutually_exclusive_group()

@@ -43,14 +43,12 @@ HEADLESS_ENVS, WEB_ENVS = 16, 9
 
 
 def main(argv: list[str] | None = None, name: str = "play") -> int:
-    """Play until the window is closed or the steps are over."""
     with friendly_errors():
         play(parse(argv, name))
     return 0
 
 
 def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog=name, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", nargs="?", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="a run's diverged.pt or skipped.pt, step by step")

@@ -38,14 +38,12 @@ LABEL_WIDTH = 100  # characters of the legend on one row
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw the picture and print its path."""
     with friendly_errors():
         say(str(plot(parse(argv))))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="plot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="png, svg or pdf to write (default: in the run's folder, or here)")

@@ -43,14 +43,12 @@ SCALE = 3  # enlargement of its pixels
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train the encoders, and write file and picture."""
     with friendly_errors():
         pretrain(parse(argv), list(sys.argv[1:] if argv is None else argv))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="pretrain-encoder", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task; with --policy trained, a run folder or checkpoint too")
     parser.add_argument("settings", nargs="*", help="settings of the task, as for train.py")

@@ -31,14 +31,12 @@ PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the demo and print its folder."""
     with friendly_errors():
         say(str(publish(parse(argv))))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="publish-demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="folder to write (default: the task's demo)")

@@ -30,14 +30,12 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the video and print its path."""
     with friendly_errors():
         record(parse(argv))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="mp4 or html to write (default: videos/ in the run's folder)")

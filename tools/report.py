@@ -34,14 +34,12 @@ PICTURE = (480, 360)  # width and height [pixels]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the page and print its path."""
     with friendly_errors():
         say(str(report(parse(argv))))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="report", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
     parser.add_argument("--out", type=Path, help="html to write (default: report.html in the run's folder, or here)")

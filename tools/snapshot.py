@@ -23,14 +23,12 @@ from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the picture and print its path."""
     with friendly_errors():
         say(str(snapshot(parse(argv))))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", help="task, run folder or checkpoint")
     parser.add_argument("--out", type=Path, help="png to write (default: the task's name, here)")

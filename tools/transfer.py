@@ -68,14 +68,12 @@ class Variant:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the table and the written files."""
     with friendly_errors():
         transfer(parse(argv))
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="transfer",
         description=(__doc__ or "").partition("\n")[0],

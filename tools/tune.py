@@ -32,7 +32,6 @@ from gpusim_rl.errors import ConfigError, friendly_errors, say
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Search, and print the best settings."""
     with friendly_errors():
         args = parse(argv)
         from gpusim_rl.distributed.search import read_search
@@ -82,7 +81,6 @@ def stoppable(folder: Path) -> Iterator[None]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     epilog = (
         "Settings of the search: method=optuna|asha|pbt (default: optuna), trials=20, pruner=hyperband|median|none,"
         " study=<name>, space=<yaml>, stall_s=600; grace=<iterations> with asha and pbt. Others as for train.py."
