@@ -48,8 +48,7 @@ PARAMETERS = ("body_mass", "body_inertia", "body_ipos", "dof_armature", "actuato
 STRUCTURE = ("dof_bodyid", "dof_parentid", "body_subtreenum", "body_weldid")
 
 
-@wp.struct
-class _Inputs:
+class _Fields:
     where: wp.array(dtype=wp.bool)
     # of the model
     body_mass: _Floats
@@ -78,6 +77,9 @@ class _Inputs:
     # work space, [num_envs, nv, nv]
     matrix: _Matrices
     inverse: _Matrices
+
+
+_Inputs = wp.struct(_Fields)  # not by a decorator, which import hooks of type checkers would wrap
 
 
 class Constants:
