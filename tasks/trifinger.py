@@ -31,7 +31,7 @@ GOALS = {
     4: (MAX_RADIUS, CORNER, 0.1),
 }
 TURNED = 4  # the difficulty with random goal orientations
-NORMAL = 4  # with a curriculum, one of so many envs has none of it: `success` in the log is that of these
+NORMAL = 4  # with a curriculum, one in this many envs has none of it: `success` in the log is that of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -274,7 +274,7 @@ def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]
 
 
 def measure(args: argparse.Namespace, title: str, overrides: list[str], processes: int | None = None) -> Measurement:
-    """Measure a training with these overrides under so many processes of torchrun (None: without torchrun)."""
+    """Measure a training with these overrides with this many torchrun processes (None: without torchrun)."""
     from gpusim_rl.diagnose.short_training import measure_training
 
     if not args.json:

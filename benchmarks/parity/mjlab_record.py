@@ -34,7 +34,7 @@ VERSIONS = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch")
 
 
 def numbers(value: torch.Tensor, digits: int) -> Any:
-    """Return a tensor as nested lists with so many digits, or with all that float32 needs if 0."""
+    """Return a tensor as nested lists with `digits` digits, or with all that float32 needs if 0."""
     if value.ndim:
         return [numbers(row, digits) for row in value]
     number = float(f"{value.item():.{digits}g}") if digits else float(str(value.numpy()))

@@ -95,7 +95,7 @@ def install_command(names: Sequence[str]) -> str:
 def make_baseline(
     name: str, env: VecEnv, cfg: RunConfig, *, device: torch.device, mode: str = "same", bf16: bool = False
 ) -> Baseline:
-    """Build another library's PPO for the work that `cfg` asks of ours.
+    """Build another library's PPO with the settings that `cfg` gives our PPO.
 
     Args:
         name: One of `BASELINES`.

@@ -35,7 +35,7 @@ class SearchConfig:
     pruner: Literal["hyperband", "median", "none"] = "hyperband"  # optuna: early stopping
     # Iterations before asha may stop a trial, or between two changes of pbt. 0: a ninth of the training
     grace: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)] = 0
-    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # asha: 1 of so many continues
+    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # asha: keeps 1 in this many
     study: str = ""  # name; a search with the same name and folder continues the study
     space: str = ""  # file; empty: space of the algorithm
     stall_s: Positive = 600.0  # time limit for a new row of metrics [s]
