@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import itertools
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ HEAD = """# Settings
 
 <!-- Written by python docs/build_config.py from the comments in cfg/: edit those. -->
 
-Every setting of a run, with its default and its meaning.
+Every setting of a run with its default and its meaning, as you type it on the command line.
 
 ```bash
 python train.py --help                       # the settings people change
@@ -36,18 +35,25 @@ python train.py task=Ant num_envs=1024 ppo.gamma=0.995 ppo.network.hidden=[128,6
 python train.py task=Ant -m seed=1,2,3       # one run after the other
 ```
 
-A later one wins: `cfg/algo`, `cfg/sim`, `cfg/actors`, `cfg/log`, then `cfg/config.yaml`, then the task's yaml, then
-its [recipe](tasks.md#recipes), then `debug=...`, then the command line. With `checkpoint=<run>` the settings of the
-run take the place of all but the command line. `checkpoint`, `test`, `trust`, `log.dir`, `log.console`, `actors.*`,
-`num_actors`, `demonstrations.file` and `wandb_activate` belong to one call: they are not taken from the run, and the
-commands at its end have them.
+`algo=`, `sim=`, `actors=`, `log=`, `task=`, `recipe=` and `debug=` choose a yaml in that folder of `cfg/`. If a key has
+several values, the last of these wins: `algo`, `sim`, `actors`, `log`, `cfg/config.yaml`, `task`, its
+[recipe](tasks.md#recipes), `debug`, the command line.
 
-The names of yaml files are chosen without a dot: `task=Ant`, `recipe=quick`, `algo=ppo`, `sim=mjwarp`, `debug=smoke`.
-There is no `+key=value`: an unknown key is an error, however it is written.
+With `checkpoint=<run>` the settings come from the run; type those that you want to change. Some never travel with a
+run; type them again: `trust`, `log.dir`, `log.console`, `log.video`, `actors`, `num_actors`, `demonstrations.file`,
+`teacher.run`, `distill.teacher`, `wandb_activate`. The commands printed at the end of a run include what it needs.
+
+An unknown key is an error, with or without Hydra's `+`.
 """
 ALGORITHMS = tuple(schema.ALGORITHMS)
 """Algorithms with a section of their own; the other yamls of cfg/algo are other values for one of these."""
 RECIPES = ("auto", "full", "quick")
+ALGORITHMS_HEAD = """\
+[algorithms.md](algorithms.md) describes the algorithms. Each has the settings below its own heading and below each
+heading that names its section (`horizon` of the section `ppo` is `ppo.horizon`). Where a key stands twice, its own
+heading wins, then the one with fewer sections.
+"""
+TASK_HEAD = "Settings of every task; values stand in the task's yaml, next to its own settings.\n"
 GROUPS = {"sim": "auto", "actors": "none", "log": "default", "debug": "none"}
 """Groups of yamls, and the one of each that has all keys."""
 
@@ -89,33 +95,32 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def build() -> str:
     """The page."""
     every = settings(CFG / "config.yaml")
-    sections = {name: [s for s in every if s.key.startswith(f"{name}.")] for name in ("env", "eval", "task")}
+    sections = {n: [s for s in every if s.key.startswith(f"{n}.")] for n in ("env", "pretrained", "eval", "task")}
     run = [s for s in every if "." not in s.key and s.value is not None]
-    parts = [HEAD, "## The run\n", table(run)]
-    parts += ["## `recipe`\n", "".join(f"- `recipe={n}`: {head(CFG / 'recipe' / f'{n}.yaml')}" for n in RECIPES)]
-    parts.append(table([replace(s, value="auto") for s in settings(CFG / "recipe" / "auto.yaml")]))
-    parts.append(
-        "## Algorithms\n\n`algo=<name>` chooses a yaml of cfg/algo; [algorithms.md](algorithms.md) describes them.\n"
-    )
-    parts.append(table([s for s in settings(CFG / "algo" / "ppo.yaml") if s.key.startswith("algo.")]))
-    taken = {name: shared(CFG / "algo" / f"{name}.yaml") for name in ALGORITHMS}
+    parts = [HEAD, "## The run\n", listing(run)]
+    [recipe] = settings(CFG / "recipe" / "auto.yaml")
+    parts += ["## `recipe`\n", sentence(recipe.comment)]
+    parts.append("".join(f"- `recipe={n}`: {head(CFG / 'recipe' / f'{n}.yaml')}" for n in RECIPES))
+    parts += ["## Algorithms\n", ALGORITHMS_HEAD]
+    parts.append(listing([s for s in settings(CFG / "algo" / "ppo.yaml") if s.key.startswith("algo.")]))
+    taken, shown = {name: shared(CFG / "algo" / f"{name}.yaml") for name in ALGORITHMS}, set[Setting]()
     for file in sorted({file for files in taken.values() for file in files}, reverse=True):
         owners = [f"`{name}`" for name, files in taken.items() if file in files]
-        parts += [f"### In the sections {', '.join(owners)}\n", table(settings(file))]
+        parts += [f"### In the sections {', '.join(owners)}\n", listing(settings(file), shown)]
     for name in ALGORITHMS:
-        parts += [f"### `algo={name}`\n", head(CFG / "algo" / f"{name}.yaml"), table(algorithm(name))]
+        parts += [f"### `algo={name}`\n", head(CFG / "algo" / f"{name}.yaml"), listing(algorithm(name), shown, name)]
     for file in sorted(set((CFG / "algo").glob("*.yaml")) - {CFG / "algo" / f"{name}.yaml" for name in ALGORITHMS}):
         changed = " ".join(f"{s.key}={s.value}" for s in settings(file) if s.value is not None)
         parts += [f"### `algo={file.stem}`\n", head(file), f"```text\n{changed}\n```\n"]
     for group, complete in GROUPS.items():
         files = sorted((CFG / group).glob("*.yaml"))
-        parts += [f"## `{group}`\n", "".join(f"- `{group}={file.stem}`: {head(file)}" for file in files)]
-        parts.append(table(settings(CFG / group / f"{complete}.yaml", f"{group}.")))
-    for name in ("env", "eval"):
+        names = "".join(f"- `{group}={file.stem}`: {head(file)}" for file in files)
+        parts += [f"## `{group}`\n", names + listing(settings(CFG / group / f"{complete}.yaml", f"{group}."))]
+    for name in ("env", "pretrained", "eval"):
         [comment] = [s.comment for s in every if s.key == name]
-        parts += [f"## `{name}`\n", f"{prose(comment[0].upper() + comment[1:])}.\n", table(sections[name])]
-    parts.append("## `task`\n\nSettings of every task; values stand in the task's yaml, next to its own settings.\n")
-    parts += [table(shared_task_settings()), "A task's yaml may leave these out:\n", table(sections["task"])]
+        parts += [f"## `{name}`\n", sentence(comment), listing(sections[name])]
+    parts += ["## `task`\n", TASK_HEAD, listing(shared_task_settings())]
+    parts += ["A task's yaml may leave these out:\n", listing(sections["task"])]
     return "\n".join(parts)
 
 
@@ -142,7 +147,7 @@ def head(file: Path) -> str:
             break
         if "@package" not in line:
             lines.append(line.lstrip("# "))
-    return prose(" ".join(lines)) + "\n"
+    return prose(re.sub(" ?Its other settings: .*", "", " ".join(lines))) + "\n"
 
 
 def settings(file: Path, prefix: str = "") -> list[Setting]:
@@ -176,15 +181,32 @@ def _walk(node: yaml.MappingNode, prefix: str, lines: list[str]) -> list[Setting
     return found
 
 
-def table(rows: list[Setting]) -> str:
-    """A table of settings; a section stands in it where it has a meaning."""
-    lines = ["| key | default | meaning |", "|---|---|---|"]
-    lines += [
-        f"| `{row.key}` | {f'`{row.value}`' if row.value else ''} | {prose(row.comment)} |"
-        for row in rows
-        if row.value is not None or row.comment
-    ]
+def listing(rows: list[Setting], shown: set[Setting] | None = None, section: str = "") -> str:
+    """A list of settings, sections with a meaning included.
+
+    Args:
+        rows: The settings.
+        shown: Keys (without their section) and meanings that the page has already. Such rows end the list, without the
+            meaning; the others are added to `shown`.
+        section: Section in the keys of `rows`.
+    """
+    lines, explained = [], []
+    for row in rows:
+        inner = replace(row, key=row.key.removeprefix(f"{section}."), value=None)
+        typed = f"`{row.key}={row.value}`" if row.value else f"`{row.key}`"
+        if shown is not None and inner in shown:
+            explained += [typed] if row.value else []
+        elif row.value is not None or row.comment:
+            lines.append(f"- {typed}: {prose(row.comment)}")
+        if shown is not None:
+            shown.add(inner)
+    lines += [f"- explained above: {', '.join(explained)}"] if explained else []
     return "\n".join([*lines, ""])
+
+
+def sentence(comment: str) -> str:
+    """A comment as a paragraph."""
+    return f"{prose(comment[0].upper() + comment[1:])}.\n"
 
 
 def prose(comment: str) -> str:
@@ -194,15 +216,14 @@ def prose(comment: str) -> str:
 
 
 def shared_task_settings() -> list[Setting]:
-    """The settings of `TaskConfig` that each task's yaml has, with their docstrings."""
-    tree = ast.parse((ROOT / "gpusim_rl" / "env" / "task.py").read_text(encoding="utf-8"))
-    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TaskConfig"]
+    """The settings of `TaskConfig` that each task's yaml has, with the comments behind them."""
+    text = (ROOT / "gpusim_rl" / "env" / "task.py").read_text(encoding="utf-8")
+    [body] = [n.body for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == "TaskConfig"]
     found = [Setting("task._target_", "", "class of the task")]
-    for field, text in itertools.pairwise(body):
-        if isinstance(field, ast.AnnAssign) and field.value is None and isinstance(text, ast.Expr):
-            assert isinstance(field.target, ast.Name) and isinstance(text.value, ast.Constant)
-            meaning = " ".join(str(text.value.value).split()).removesuffix(".")
-            found.append(Setting(f"task.{field.target.id}", "", meaning[0].lower() + meaning[1:]))
+    for field in body:
+        if isinstance(field, ast.AnnAssign) and field.value is None:
+            meaning = text.splitlines()[field.lineno - 1].partition("# ")[2]
+            found.append(Setting(f"task.{ast.unparse(field.target)}", "", meaning))
     return found
 
 

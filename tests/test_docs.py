@@ -249,6 +249,9 @@ def test_every_setting_has_one_default_and_a_meaning(config_page):
         defaults |= leaf_values({name: compose(["~task", f"algo={name}"])[name]})
     assert set(found) == {key for key in defaults if not key.startswith("algo.")}
     assert [key for key, meaning in found.items() if not meaning] == []
+    listed = set(re.findall(r"`([a-z_0-9.]+)(?:=[^`]*)?`", config_page.build()))
+    keys = [*found, *(f"task.{field.name}" for field in dataclasses.fields(TaskConfig))]
+    assert [key for key in keys if not {key, key.partition(".")[2]} & listed] == []
 
 
 def test_every_choice_is_in_the_meaning_of_its_setting(config_page):
