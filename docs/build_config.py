@@ -43,7 +43,7 @@ With `checkpoint=<run>` the settings come from the run; type those that you want
 run; type them again: `trust`, `log.dir`, `log.console`, `log.video`, `actors`, `num_actors`, `demonstrations.file`,
 `teacher.run`, `distill.teacher`, `wandb_activate`. The commands printed at the end of a run include what it needs.
 
-An unknown key is an error, with or without Hydra's `+`.
+An unknown key is an error ([exit code 2](outputs.md#exit-codes)), with or without Hydra's `+`.
 """
 ALGORITHMS = tuple(schema.ALGORITHMS)
 """Algorithms with a section of their own; the other yamls of cfg/algo are other values for one of these."""

@@ -281,7 +281,7 @@ def choices(cls: type, prefix: str = "") -> list[tuple[str, list[str]]]:
 def test_every_file_and_column_of_a_run_is_documented(runs_folder):
     text = (ROOT / "docs" / "outputs.md").read_text()
     run = (runs_folder / "runs" / "Ant" / "latest").resolve()
-    tree = blocks("docs/outputs.md")[0].text
+    [tree] = [block.text for block in blocks("docs/outputs.md") if not block.language]
     for file in run.iterdir():
         assert re.search(rf"^  {re.escape(file.name)}/? +\S", tree, re.MULTILINE), file.name
     names = set(re.findall(r"`([^`]+)`", BLOCK.sub("", text)))
@@ -292,8 +292,8 @@ def test_every_file_and_column_of_a_run_is_documented(runs_folder):
 
 def test_every_field_of_a_checkpoint_is_documented(runs_folder):
     section = (ROOT / "docs" / "outputs.md").read_text().partition("## Checkpoints")[2].partition("## ")[0]
-    rows_of_fields = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    documented = [name for row in rows_of_fields for name in re.findall(r"`([^`]+)`", row)]
+    fields = [line.partition(": ")[0] for line in section.splitlines() if line.startswith("- `")]
+    documented = [name for names in fields for name in re.findall(r"`(\w+)`", names)]
     state = checkpoint.load(runs_folder / "runs" / "Ant" / "latest" / "checkpoints" / "last.pt")
     assert sorted(documented) == sorted(state)
 
