@@ -1,4 +1,4 @@
-"""Budgets for reading untrusted files, one per format. docs/security.md lists their readers."""
+"""Budgets for reading untrusted files, one per format (docs/security.md)."""
 
 from __future__ import annotations
 
