@@ -512,10 +512,10 @@ def test_the_lines_about_clips_run(capsys):
 
 @pytest.mark.slow
 def test_the_ported_task_conforms_and_learns(tmp_path):
-    write_files("docs/migrating_from_isaacgymenvs.md", tmp_path)
-    check, train = [text for text in commands("docs/migrating_from_isaacgymenvs.md") if "-cd my_cfg" in text]
-    shell(check.replace("tools/", f"{ROOT}/tools/"), tmp_path)
-    shell(train.replace("train.py", f"{ROOT}/train.py") + " device=cpu max_iterations=30 log.console=quiet", tmp_path)
+    shutil.copytree(ROOT / "docs" / "examples" / "hold", tmp_path, dirs_exist_ok=True)
+    shell(f"python {ROOT}/tools/check_task.py Hold -cd my_cfg --sim mujoco", tmp_path)
+    small = "device=cpu max_iterations=30 log.console=quiet"
+    shell(f"python {ROOT}/train.py -cd my_cfg task=Hold {small}", tmp_path)
     [run] = (tmp_path / "runs" / "Hold").glob("2*")
     assert float(rows(run)[-1]["task/near"]) > 0.5
 

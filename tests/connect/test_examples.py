@@ -13,6 +13,7 @@ from helpers.commands import ROOT, run_command
 FILES = dict(
     re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", (ROOT / "docs/connect.md").read_text(), re.M | re.S)
 )
+FILES["rl_games_cartpole.yaml"] = (ROOT / "docs/examples/rl_games_cartpole.yaml").read_text()
 SHORTER = {"learn(40)": "learn(2)", '"timesteps": 640': '"timesteps": 32', "max_epochs: 40": "max_epochs: 2"}
 SHORTER |= {"learn(150_000)": "learn(4096)", "num_envs=256": "num_envs=128", "num_actors: 256": "num_actors: 128"}
 SAVED = {
