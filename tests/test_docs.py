@@ -106,13 +106,13 @@ def write_files(document: str, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_that_the_walk_says_is_true(tmp_path):
-    """A reader trains, evaluates, records, plots, trains from Python and elsewhere, and runs the conformance suite."""
+    """A reader makes a task in ten minutes, then writes one, trains, evaluates and runs the conformance suite."""
     folder, printed = checkout_copy(tmp_path / "checkout"), {}
     for block in blocks("docs/add_a_task.md"):
         if block.file is not None:
             write(block, folder)
         elif block.language == "bash":
-            printed[block.text.strip()] = shell(block.text, folder)
+            printed |= {line: shell(line, folder) for line in block.text.splitlines()}
     runs = [path for path in (folder / "runs" / "Reacher").iterdir() if not path.is_symlink()]
     [run] = [path for path in runs if len(rows(path)) == 60]
     returns = [float(row["episode/return"]) for row in rows(run) if row["episode/return"]]
@@ -120,22 +120,18 @@ def test_all_that_the_walk_says_is_true(tmp_path):
     assert float(rows(run)[-1]["reward/reach"]) > 0.6
     evaluation = printed["python train.py -cd my_cfg checkpoint=Reacher test=true num_envs=256"].stdout
     assert float(re.search(r"return_mean +(\S+)", evaluation).group(1)) > 90  # type: ignore[union-attr]
-    tools = printed["python tools/record.py Reacher -cd my_cfg --steps 150\npython tools/plot.py Reacher"]
-    [video, plot] = tools.stdout.splitlines()
-    assert (folder / video).stat().st_size > 10_000 and video.endswith("videos/000060.mp4")
-    assert (folder / plot).is_file()
-    assert printed["python train_reacher.py"].stdout.splitlines()[-1] == str(64 * 32 * 2)
+    [video] = (folder / "runs" / "MyTask" / "latest" / "videos").glob("*.mp4")
+    assert video.stat().st_size > 10_000
     [warp] = [done.stdout for command, done in printed.items() if "sim=mjwarp" in command]
     assert "mjwarp on cpu" in warp and "iteration 2/2" in warp
-    for command in ("pytest test_my_tasks.py", "pytest -k Reacher tests/test_tasks.py"):
-        summary = printed[command].stdout.splitlines()[-1]
-        assert re.search(r"\b(1\d|2\d) passed", summary) and "failed" not in summary
+    summary = printed["pytest test_my_tasks.py"].stdout.splitlines()[-1]
+    assert re.search(r"\b[1-4]\d passed", summary) and "failed" not in summary
 
 
 def test_every_block_of_the_walk_is_a_file_or_a_command():
     found = blocks("docs/add_a_task.md")
     others = [block.text.partition("\n")[0] for block in found if block.file is None and block.language != "bash"]
-    assert others == ["my_tasks/assets/reacher.xml     the robot, as MJCF", "task:"] and len(found) > 10
+    assert [words.split()[0] for words in others] == ["task:", "mirrors"] and len(found) > 8
 
 
 def test_the_new_task_trains_and_is_evaluated(tmp_path):
@@ -151,12 +147,8 @@ def test_the_new_task_trains_and_is_evaluated(tmp_path):
 @pytest.mark.parametrize(
     ("file", "right", "wrong"),
     [
-        ("my_tasks/reacher.py", '"to_target": self._way()', '"to_target": self._way()[:, 0]'),
-        ("my_tasks/reacher.py", "dtype=torch.bool,", "dtype=torch.float32,"),
+        ("my_tasks/reacher.py", '"to_target": self.to_target()', '"to_target": self.to_target()[:, 0]'),
         ("my_cfg/task/Reacher.yaml", "max_torque: 2.0", "max_torqe: 2.0"),
-        ("my_tasks/reacher.py", "num_actions = len(self.arm.actuator_names)", "num_actions = 3"),
-        ("my_tasks/reacher.py", '["hand"]', '["fist"]'),
-        ("my_tasks/assets/reacher.xml", 'joint="elbow"', 'joint="elbo"'),
     ],
 )
 def test_mistakes_read_as_the_document_says(tmp_path, file, right, wrong):
@@ -346,8 +338,17 @@ def my_robot(tmp_path) -> Path:
 def test_the_robot_of_the_document_moves_as_it_says(my_robot):
     found = runpy.run_path(str(my_robot))
     settings = {"seed": 0, "sim": "mujoco", "device": "cpu"}
-    [section] = [block.text for block in blocks("docs/your_robot.md") if block.language == "yaml"]
-    for randomization in ({}, yaml.safe_load(section)["task"]):
+    ranges = {
+        "stiffness": ([0.8, 1.2], "scaling"),
+        "effort": ([0.7, 1.0], "scaling"),
+        "delay": ([0.0, 0.006], "additive"),
+    }
+    drives = {
+        name: {"range": range_, "operation": operation, "distribution": "uniform"}
+        for name, (range_, operation) in ranges.items()
+    }
+    randomized = {"randomize": True, "randomization_params": {"actor_params": {"arm": {"dof_properties": drives}}}}
+    for randomization in ({}, randomized):
         length = {"episode_length": 1000, "randomize_episode_start": False}
         config = dataclasses.replace(found["config"], **length, **randomization)
         env = gpusim_rl.make_env(found["Follow"], config, num_envs=4, **settings)
@@ -355,9 +356,9 @@ def test_the_robot_of_the_document_moves_as_it_says(my_robot):
         for _ in range(150):
             step = env.step(0.5 * target)
         assert (step.reward > 0.99).all()  # within 0.01 rad, friction and delays or not
-    drives = found["scene"].model
-    assert drives.actuator_delay.tolist() == pytest.approx([0.003, 0.003])  # 2 physics steps, less half a one
-    assert drives.nu == 2 and found["hills"].model.nhfield == 1
+    model = found["scene"].model
+    assert model.actuator_delay.tolist() == pytest.approx([0.003, 0.003])  # 2 physics steps, less half a one
+    assert model.nu == 2
 
 
 @pytest.mark.slow
