@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, UserError
 from gpusim_rl.settings.simulators import SIMULATORS
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ FolderName = Annotated[str, Rule("a folder name of letters, digits and . _ -", F
 
 
 def _check_order(settings: Any, low: str, high: str, *, strict: bool = False) -> None:
-    """Raise ValueError unless `low <= high` (`low < high` if `strict`)."""
+    """Raise UserError unless `low <= high` (`low < high` if `strict`)."""
     a, b = getattr(settings, low), getattr(settings, high)
     if a > b or (strict and a == b):
-        raise ValueError(f"{low}={a} must be {'below' if strict else 'at most'} {high}={b}")
+        raise UserError(key=low, expected=f"{'below' if strict else 'at most'} {high}={b}", got=a)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +209,9 @@ class TeacherConfig:
 
     def __post_init__(self) -> None:
         if self.run is not None and not self.weight:
-            raise ValueError("run has no effect with weight=0. Try weight=1")
+            raise UserError("no effect with weight=0", key="run", hint="Try weight=1")
         if self.begin and not self.end:
-            raise ValueError("begin has no effect with end=0, a constant weight. Try setting end")
+            raise UserError("no effect with end=0, a constant weight", key="begin", hint="Try setting end")
         _check_order(self, "begin", "end")
 
 
@@ -305,7 +305,7 @@ class SupervisedConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.network.separate:
-            raise ValueError("there is no value function. Try network.separate=false")
+            raise UserError("there is no value function", key="network.separate", hint="Try false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +343,8 @@ class BCConfig(SupervisedConfig):
     def __post_init__(self) -> None:
         SupervisedConfig.__post_init__(self)
         if self.network.rnn is not None:
-            raise ValueError("control steps are learned one by one, without a memory. Try network.rnn=null")
+            problem = "control steps are learned one by one, without a memory"
+            raise UserError(problem, key="network.rnn", hint="Try null")
 
     def batch_rows(self, num_envs: int) -> int:
         """Return demonstrated steps per optimiser step, or acting envs if more."""
@@ -460,11 +461,12 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.learning_starts > self.replay.capacity:
-            problem = f"learning_starts={self.learning_starts} exceeds replay.capacity={self.replay.capacity}"
-            raise ValueError(f"{problem}: no update would run. Try learning_starts={self.replay.capacity // 10 or 1}")
+            expected = f"at most replay.capacity={self.replay.capacity}, or no update would run"
+            hint = f"Try learning_starts={self.replay.capacity // 10 or 1}"
+            raise UserError(key="learning_starts", expected=expected, got=self.learning_starts, hint=hint)
         if self.batch_size > self.learning_starts:
-            problem = f"batch_size={self.batch_size} exceeds learning_starts={self.learning_starts}"
-            raise ValueError(f"{problem}. Try learning_starts={self.batch_size}")
+            expected, hint = f"at least batch_size={self.batch_size}", f"Try learning_starts={self.batch_size}"
+            raise UserError(key="learning_starts", expected=expected, got=self.learning_starts, hint=hint)
 
     def batch_rows(self, num_envs: int) -> int:
         """Return transitions per batch, or acting envs if more."""
@@ -483,9 +485,10 @@ class ActorCriticConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
         if (number := self.horizon * self.updates) % self.policy_delay:
-            raise ValueError(f"policy_delay={self.policy_delay} must divide horizon * updates = {number}")
+            expected = f"a divisor of horizon * updates = {number}"
+            raise UserError(key="policy_delay", expected=expected, got=self.policy_delay)
         if self.demonstrations.file is not None and self.replay.alpha > 0.0:
-            raise ValueError("demonstrations.file needs uniform sampling. Try replay.alpha=0")
+            raise UserError("requires uniform sampling", key="demonstrations.file", hint="Try replay.alpha=0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,12 +563,14 @@ class PretrainedConfig:
 
     def __post_init__(self) -> None:
         if self.freeze and self.init_from is None:
-            raise ValueError("freeze=true needs init_from. Try python tools/pretrain_encoder.py TASK to make one")
+            hint = "Try python tools/pretrain_encoder.py TASK to make one"
+            raise UserError("requires init_from", key="freeze=true", hint=hint)
         if self.init_from in IMAGENET_ENCODERS and not self.freeze:
-            raise ValueError(f"init_from={self.init_from} cannot be trained further. Try pretrained.freeze=true")
+            key = f"init_from={self.init_from}"
+            raise UserError("cannot be trained further", key=key, hint="Try pretrained.freeze=true")
         if self.frames > 1 and not self.freeze:
-            advice = f"Try the algorithm's own, such as ppo.network.encoder.frames={self.frames}"
-            raise ValueError(f"frames needs freeze=true. {advice}")
+            hint = f"Try the algorithm's encoder, such as ppo.network.encoder.frames={self.frames}"
+            raise UserError("requires freeze=true", key="frames", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

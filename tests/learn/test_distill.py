@@ -246,7 +246,7 @@ def test_ppo_goes_on_from_a_student(teacher: str, tmp_path: Path) -> None:
         ({"distill": {"teacher": "nowhere"}}, r"^no checkpoint 'nowhere': expected a run folder"),
         ({"task": {"observations": {"cart_pos": {"history": 2}}}}, r"it observes 4 numbers, .* 'policy' .* has 5"),
         ({"task": {"discrete": True}}, r"actions are discrete"),
-        ({"distill": {"network": {"separate": True}}}, r"no value function\. Try network\.separate=false"),
+        ({"distill": {"network": {"separate": True}}}, r"no value function"),
     ],
 )
 def test_what_does_not_fit_is_one_line(changes: dict[str, Any], words: str, teacher: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from gpusim_rl.learn.sac import SACPolicy
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv
 from helpers.off_policy import ACTOR_CRITICS, C51, NAMES, OffPolicyLearner
+from helpers.raised import raises
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -254,20 +255,20 @@ def test_a_memory_that_is_not_saved_is_filled_again_by_the_policy(name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "message"),
+    ("name", "changes", "key", "got"),
     [
-        ("sac", {"learning_starts": 500}, r"learning_starts=500.*400"),
-        ("td3", {"batch_size": 32}, r"batch_size=32.*learning_starts=32$"),
-        ("sac", {"policy_delay": 3}, "policy_delay=3"),
-        ("td3", {"noise_min": 0.5}, "noise_min"),
-        ("sac", {"network": {"value_min": 10.0}}, "value_min"),
-        ("sac", {"replay": {"capacity": 31}}, r"capacity.*31.*capacity=32"),
-        ("td3", {"learning_starts": 39, "replay": {"capacity": 39}}, r"learning_starts.*39.*Try td3.learning_starts=3"),
-        ("sac", {"replay": {"capacity": 2_000_000_000}}, "GB needed on cpu"),
+        ("sac", {"learning_starts": 500}, "sac.learning_starts", 500),
+        ("td3", {"batch_size": 32}, "td3.learning_starts", 16),
+        ("sac", {"policy_delay": 3}, "sac.policy_delay", 3),
+        ("td3", {"noise_min": 0.5}, "td3.noise_min", 0.5),
+        ("sac", {"network": {"value_min": 10.0}}, "sac.network.value_min", 10.0),
+        ("sac", {"replay": {"capacity": 31}}, "sac.replay.capacity", 31),
+        ("td3", {"learning_starts": 39, "replay": {"capacity": 39}}, "td3.learning_starts", 39),
+        ("sac", {"replay": {"capacity": 2_000_000_000}}, "sac.replay.capacity", 2_000_000_000),
     ],
 )
-def test_settings_that_cannot_learn_are_rejected(name: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_cannot_learn_are_rejected(name: str, changes: dict[str, Any], key: str, got: float) -> None:
+    with raises(ConfigError, key=key, got=got):
         learner(name, sizes={"policy": 10_000}, **changes)
 
 

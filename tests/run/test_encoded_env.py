@@ -236,9 +236,9 @@ def test_the_true_last_frame_is_encoded_where_a_library_has_it():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"init_from": None}, r"pretrained: freeze=true needs init_from\. Try python tools/pretrain_encoder\.py"),
-        ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet cannot be trained"),
-        ({"freeze": False}, r"pretrained: frames needs freeze=true.* ppo.network.encoder.frames=\d"),
+        ({"init_from": None}, r"pretrained\.freeze=true: requires init_from\. Try python tools/pretrain_encoder\.py"),
+        ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet: cannot be trained"),
+        ({"freeze": False}, r"pretrained\.frames: requires freeze=true.* ppo.network.encoder.frames=\d"),
         ({"init_from": "nowhere.pt"}, r"pretrained\.init_from=nowhere\.pt: no such file"),
         (
             {"init_from": __file__},
