@@ -1,4 +1,4 @@
-"""Draw what a person sees: panel, plot, report, viewer and the start page of the site, in docs/images/screen_*.webp.
+"""Draw what a person sees: terminal, plot, report, viewer and the start page of the site, in docs/images/screen_*.webp.
 
 python docs/make_screenshots.py                                 all, with three short trainings of Cartpole
 python docs/make_screenshots.py plot report --runs runs/Ant/*   some, with runs that there are
@@ -92,6 +92,11 @@ class Work:
         if subprocess.run([sys.executable, str(ROOT / script), *words], cwd=self.folder).returncode:
             raise ConfigError(f"{script} has failed: its last line above says why")
 
+    def output(self, script: str, *words: str) -> str:
+        """Return the output of a script of this checkout in the folder."""
+        command = [sys.executable, str(ROOT / script), *words]
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=True).stdout.rstrip()
+
     def runs(self) -> Sequence[str]:
         """Return the run folders; three seeds of Cartpole where none were named."""
         if not self._runs:
@@ -109,9 +114,6 @@ class Work:
 
 def panel(work: Work) -> bytes:
     """Show the panel of a run, as it was in the middle of the training."""
-    from rich.console import Console as Terminal
-    from rich.terminal_theme import SVG_EXPORT_THEME
-
     from gpusim_rl.run.console import Console
     from gpusim_rl.view.curves import read_run
 
@@ -123,12 +125,31 @@ def panel(work: Work) -> bytes:
     for row in range(round(SHOWN * count)):
         numbers = {name: float(column[row]) for name, column in run.columns.items()}
         console.update({name: number if number == number else None for name, number in numbers.items()})
-    terminal = Terminal(file=io.StringIO(), width=WIDTH, record=True, color_system="truecolor")
-    terminal.print(f"$ python train.py task={run.task}", highlight=False)
-    terminal.print(console._panel())
+    return terminal(work, f"python train.py task={run.task}", console._panel())
+
+
+def terminal(work: Work, command: str, shown: Any) -> bytes:
+    """Draw a terminal with a command and what it shows: text, or an object of rich."""
+    from rich.console import Console as Terminal
+    from rich.terminal_theme import SVG_EXPORT_THEME
+
+    screen = Terminal(file=io.StringIO(), width=WIDTH, record=True, color_system="truecolor")
+    screen.print(f"$ {command}", highlight=False)
+    screen.print(shown, highlight=False, markup=False)
     page = work.page(800)
-    page.set_content(terminal.export_html(theme=SVG_EXPORT_THEME, code_format=TERMINAL, inline_styles=True))
+    page.set_content(screen.export_html(theme=SVG_EXPORT_THEME, code_format=TERMINAL, inline_styles=True))
     return page.locator("pre").screenshot()
+
+
+def doctor(work: Work) -> bytes:
+    """Print what limits a run of Ant."""
+    work.run("train.py", "task=Ant", "num_envs=256", "max_iterations=30", "device=cpu")
+    return terminal(work, "gpusim-rl doctor Ant", work.output("tools/doctor.py", "Ant"))
+
+
+def audit(work: Work) -> bytes:
+    """Print the copies and waits of a training."""
+    return terminal(work, "gpusim-rl audit task=Ant", work.output("tools/audit.py", "task=Ant", "num_envs=64"))
 
 
 def plot(work: Work) -> bytes:
@@ -177,7 +198,15 @@ def site(work: Work) -> bytes:
     return work.page(800, f"file://{work.folder / 'site' / 'index.html'}").screenshot()
 
 
-PICTURES = {"panel": panel, "plot": plot, "report": report, "viewer": viewer, "site": site}
+PICTURES = {
+    "panel": panel,
+    "plot": plot,
+    "report": report,
+    "viewer": viewer,
+    "site": site,
+    "doctor": doctor,
+    "audit": audit,
+}
 
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
