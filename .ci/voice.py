@@ -10,7 +10,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-OPENING = re.compile(r"(What|Who|Whom|Whose|That|Those|Of|As|Has|Lets|Where|By|Beside|Likewise)\b")
+OPENING = re.compile(r"(What|Who|Whom|Whose|That|Those|Of|As|Has|Lets|Where|By|Beside|Likewise|Whether)\b")
 THIRD_PERSON = re.compile(
     r"(Returns|Adds|Makes|Reads|Writes|Builds|Checks|Gives|Takes|Finds|Sets|Draws|Runs|Raises|Keeps|Tells|Lets|Puts"
     r"|Prints|Steps|Computes|Creates|Starts|Stops|Waits|Yields|Does|Goes)\b"

@@ -82,7 +82,7 @@ class Draft:
 
     @property
     def from_menagerie(self) -> bool:
-        """Whether the robot is a name of MuJoCo Menagerie."""
+        """True if the robot is a name of MuJoCo Menagerie."""
         return self.robot.startswith("menagerie:")
 
     @property

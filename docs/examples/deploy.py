@@ -153,7 +153,7 @@ class Robot:
         return rotation.reshape(3, 3)
 
     def fell(self) -> bool:
-        """Whether the base is tilted by more than 60 degrees."""
+        """Check whether the base is tilted by more than 60 degrees."""
         return self.base is not None and bool(self.axes()[2, 2] < 0.5)
 
     def place(self) -> np.ndarray:

@@ -95,12 +95,12 @@ class RunStats:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether physics and learning share a GPU."""
+        """True if physics and learning share a GPU."""
         return self.rl_device.startswith("cuda") and self.sim_device == self.rl_device
 
     @property
     def cpu_physics(self) -> bool:
-        """Whether physics runs on threads of C MuJoCo."""
+        """True if physics runs on threads of C MuJoCo."""
         return self.sim in SIMULATORS and SIMULATORS[self.sim].cpu_threads
 
     @property
@@ -142,14 +142,14 @@ class RunStats:
 
     @property
     def contended(self) -> bool:
-        """Whether other programs compete for the CPUs."""
+        """True if other programs compete for the CPUs."""
         if self.load is None or self.machine_cpus is None or self.cpu_idle is None:
             return False
         return self.load > 1.25 * self.machine_cpus and self.cpu_idle > 0.2
 
     @property
     def too_many_threads(self) -> bool:
-        """Whether the run's own threads exceed the CPUs."""
+        """True if the run's own threads exceed the CPUs."""
         machine_cpus = self.machine_cpus or self.local_processes * self.cpus
         return self.most_threads > self.cpus or self.local_processes * self.most_threads > machine_cpus
 

@@ -49,7 +49,7 @@ class TrialRun:
 
     @property
     def running(self) -> bool:
-        """Whether the run is in progress."""
+        """True if the run is in progress."""
         return self._child.running
 
     @property

@@ -276,7 +276,7 @@ class Curriculum(Stateful):
 
     @property
     def on(self) -> bool:
-        """Whether there is a curriculum."""
+        """True if there is a curriculum."""
         return self._cfg.start is not None
 
     @property

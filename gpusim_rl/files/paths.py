@@ -114,7 +114,7 @@ class Checkpoint:
 
     @property
     def continues(self) -> bool:
-        """Whether training resumes in the run folder; other files start a new one."""
+        """True if training resumes in the run folder; other files start a new one."""
         return self.run_dir is not None and self.file.name == "last.pt"
 
 

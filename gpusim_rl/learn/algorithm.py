@@ -57,7 +57,7 @@ class EnvSpec:
     images: Mapping[str, ImageShape] = field(default_factory=dict)
     """Shape of each image group."""
     final_images: bool = False
-    """Whether `final_obs` holds images."""
+    """True if `final_obs` holds images."""
     mirrored: Callable[[], tuple[Mapping[str, SignedPermutation], float]] | None = field(default=None, compare=False)
     """Function that returns mirror maps by group and the asymmetry (`gpusim_rl.env.mirrors`), or raises TaskError."""
 
@@ -132,7 +132,7 @@ class Policy(nn.Module):
 
     @property
     def mlp_bf16(self) -> bool:
-        """Whether MLPs run in bfloat16: not behind an encoder, where velocities are small differences of positions."""
+        """True if MLPs run in bfloat16: not behind an encoder, where velocities are small differences of positions."""
         return self.bf16 and getattr(self, "encoder", None) is None
 
     @abstractmethod

@@ -78,7 +78,7 @@ class Demonstrations:
 
     @property
     def ends(self) -> Array:
-        """Whether an episode ends with each step, [steps]."""
+        """Mask of steps that end an episode, [steps]."""
         return self.terminated | self.truncated | self.diverged
 
     @property

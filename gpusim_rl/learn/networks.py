@@ -220,7 +220,7 @@ class ActorCritic(Policy):
 
     @property
     def recurrent(self) -> bool:
-        """Whether there is a recurrent state, including older frames."""
+        """True if there is a recurrent state, including older frames."""
         return self.actor.rnn is not None or self.images.num_states > 0
 
     def initial_state(self, batch: int) -> Hidden:

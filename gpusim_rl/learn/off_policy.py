@@ -55,7 +55,7 @@ class OffPolicy(Algorithm):
     policy_class: ClassVar[Callable[..., QPolicy]]
     """Class of the networks."""
     discrete: ClassVar[bool] = False
-    """Whether discrete actions are supported."""
+    """True if discrete actions are supported."""
     num_noise: ClassVar[int] = 0
     """Random numbers per env and step in addition to the action's."""
     actor_losses: ClassVar[tuple[str, ...]] = ()

@@ -104,12 +104,12 @@ class Rollout:
 
     @property
     def valid(self) -> Bool[Tensor, "time envs"]:
-        """Whether the sample counts: the env did not diverge."""
+        """Mask of samples that count: the env did not diverge."""
         return ~self.diverged
 
     @property
     def is_first(self) -> Bool[Tensor, "time envs"]:
-        """Whether an episode begins at the step."""
+        """Mask of steps that begin an episode."""
         return torch.cat([self._begins[None], self.done[:-1]])
 
     @torch.no_grad()

@@ -81,7 +81,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it is alive. An ended child stays a zombie until `kill`, which reserves its process id."""
+        """True if the process is alive. An ended child stays a zombie until `kill`, which reserves its process id."""
         if self.process.returncode is not None:
             return False
         with suppress(psutil.NoSuchProcess):

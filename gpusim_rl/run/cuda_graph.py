@@ -123,7 +123,7 @@ class Graphs:
 
     @property
     def whole_rollout(self) -> bool:
-        """Whether the phases of a control step are, or will be, hidden in a graph."""
+        """True if the phases of a control step are, or will be, hidden in a graph."""
         return not {"rollout", "step", "split"}.isdisjoint(self._segments)
 
     @contextmanager

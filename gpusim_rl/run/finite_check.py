@@ -57,7 +57,7 @@ class FiniteCheck:
 
     @property
     def learning(self) -> bool:
-        """Whether the newest update changed the policy."""
+        """True if the newest update changed the policy."""
         return self._without_learning == 0
 
     def learns(self, row: LogRow) -> bool:

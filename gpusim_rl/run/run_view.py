@@ -32,5 +32,5 @@ class RunView:
 
     @property
     def complete(self) -> bool:
-        """Whether all iterations are done."""
+        """True if all iterations are done."""
         return self.iteration >= self.cfg.max_iterations

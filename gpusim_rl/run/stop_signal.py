@@ -69,7 +69,7 @@ class StopSignal:
 
     @property
     def long(self) -> bool:
-        """Whether the current or previous iteration exceeds `LONG_S`."""
+        """True if the current or previous iteration exceeds `LONG_S`."""
         return max(self._last_s, self._elapsed_s) > LONG_S
 
     def check(self) -> None:

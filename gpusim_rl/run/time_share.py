@@ -21,7 +21,7 @@ class TimeShare:
 
     @property
     def allows(self) -> bool:
-        """Whether the budget allows work now."""
+        """True if the budget allows work now."""
         self._count(time.perf_counter())
         return self._balance_s >= 0.0
 

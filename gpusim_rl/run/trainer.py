@@ -197,12 +197,12 @@ class Trainer:
 
     @property
     def stopping(self) -> bool:
-        """Whether a signal has requested the end; with several processes, by their last agreement."""
+        """True if a signal has requested the end; with several processes, by their last agreement."""
         return self._others_stop if self.start.collective.size > 1 else self.stop_signal.number is not None
 
     @property
     def complete(self) -> bool:
-        """Whether all iterations are done."""
+        """True if all iterations are done."""
         return self.iteration >= self.cfg.max_iterations
 
     def state_dict(self) -> dict[str, Any]:

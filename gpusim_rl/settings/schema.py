@@ -126,7 +126,7 @@ class AlgorithmConfig:
     policy_structure: ClassVar[tuple[str, ...]] = ("network",)
     """Subset of `structure` that determines the policy's tensors."""
     data_parallel: ClassVar[bool] = False
-    """Whether `update` reduces over data-parallel processes with `EnvSpec.collective`."""
+    """True if `update` reduces over data-parallel processes with `EnvSpec.collective`."""
 
     def batch_rows(self, num_envs: int) -> int:
         """Return the rows of the largest matrices, which set torch's thread count."""

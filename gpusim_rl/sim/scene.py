@@ -441,7 +441,7 @@ class Scene:
 
     @property
     def steps_compute_sensors(self) -> bool:
-        """Whether physics steps compute sensors; those only `Articulation.sensor` reads are computed on reading."""
+        """True if physics steps compute sensors; those only `Articulation.sensor` reads are computed on reading."""
         model = self.model
         late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # they store earlier readings
         touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))

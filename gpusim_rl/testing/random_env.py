@@ -24,7 +24,7 @@ class RandomStep:
 
     @property
     def done(self) -> Tensor:
-        """Whether a new episode begins, bool [num_envs]."""
+        """Mask of envs whose new episode begins, bool [num_envs]."""
         return self.terminated | self.truncated | self.diverged
 
 
