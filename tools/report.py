@@ -26,8 +26,7 @@ from gpusim_rl.settings.trust import add_trust_arguments
 from gpusim_rl.view.arguments import positive
 
 if TYPE_CHECKING:
-    from gpusim_rl.view.curves import SavedCurves
-    from gpusim_rl.view.report import Pace, Playback
+    from gpusim_rl.view.report import Group
 
 MOST_REPLAYS = 4  # of a page; each has about a megabyte
 PICTURE = (480, 360)  # width and height [pixels]
@@ -59,13 +58,14 @@ def report(args: argparse.Namespace) -> Path:
     folders = run_folders(args.runs)
     out = args.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
     limit_openmp_spin()  # before torch is imported
-    from gpusim_rl.view.report import Playback, group_runs, page
+    from gpusim_rl.view.report import group_runs, page
 
     groups = group_runs([read_run(folder) for folder in folders])
     left = 0 if args.no_replay else MOST_REPLAYS
     for group in (group for task in groups for group in task):
-        group.pace = pace(group.best)
-        group.replay = replay(group.best, args) if left > 0 else Playback()
+        pace(group)
+        if left > 0:
+            replay(group, args)
         left -= 1
     content = page(groups, args.config_dir)
     with writing(out) as file:  # a link there is replaced, not followed
@@ -73,42 +73,41 @@ def report(args: argparse.Namespace) -> Path:
     return out
 
 
-def pace(run: SavedCurves) -> Pace:
-    """Return a run's speed and what limited it."""
+def pace(group: Group) -> None:
+    """Add the speed of the group's best run and what limited it."""
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
     from gpusim_rl.run.phases import PHASES
-    from gpusim_rl.view.report import Pace
 
     try:
-        stats = read_run_stats(run.run.path)
+        stats = read_run_stats(group.best.run.path)
     except (ConfigError, OSError) as error:
-        return Pace(limits=(str(error),))
-    shares = {phase: getattr(stats, phase) for phase in PHASES}
-    findings = [str(finding) for finding in diagnose(stats)] or [conclusion(stats)]
-    return Pace(stats.env_steps_per_s, shares, findings)
+        group.limits = (str(error),)
+        return
+    group.env_steps_per_s, group.shares = stats.env_steps_per_s, {phase: getattr(stats, phase) for phase in PHASES}
+    group.limits = [str(finding) for finding in diagnose(stats)] or [conclusion(stats)]
 
 
-def replay(run: SavedCurves, args: argparse.Namespace) -> Playback:
-    """Play a run in 3D, or another library's envs as a moving picture; report why it cannot be played."""
+def replay(group: Group, args: argparse.Namespace) -> None:
+    """Play the group's best run in 3D, or another library's envs as a moving picture; report why it cannot be."""
     from gpusim_rl.env import VecEnv
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
-    from gpusim_rl.view.report import Playback
     from gpusim_rl.view.video import caption_words, moving_picture
 
-    options = {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
+    run, options = group.best, {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
     try:
         with closing(Player.open(str(run.run.path), **options)) as player:
-            text = f"{', '.join(caption_words(player))}, seed {run.seed}."
+            group.caption = f"{', '.join(caption_words(player))}, seed {run.seed}."
             if isinstance(player.env, VecEnv):
-                page = html_replay(player, range(args.steps), "report")
-                return Playback(f"{text} Drag to turn, scroll to zoom.", page)
-            data = base64.b64encode(moving_picture(player, args.steps, PICTURE, "report")).decode()
-            return Playback(text, picture=f"data:image/webp;base64,{data}")
+                group.replay = html_replay(player, range(args.steps), "report")
+                group.caption += " Drag to turn, scroll to zoom."
+            else:
+                data = base64.b64encode(moving_picture(player, args.steps, PICTURE, "report")).decode()
+                group.picture = f"data:image/webp;base64,{data}"
     except Exception as error:  # also of a task or a simulator: the numbers are worth the page without it
         say(f"no replay of {run.run}: {first_line(error)}", file=sys.stderr)
-        return Playback(f"No replay: {first_line(error)}")
+        group.caption = f"No replay: {first_line(error)}"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from gpusim_rl.view.curves import Curve, mean_and_std
 MOST = 400  # points per run; longer runs are subsampled
 GROUP_COLOURS = 8
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 10, 24  # margins [px]
-TINY = 1e-12  # rounding error of 0
 SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0}  # [s]
 # CSS variables of a page, and placeholder colours that matplotlib draws in their place.
@@ -101,12 +100,10 @@ def short(value: float, digits: int = 6) -> str:
 
 def visible_range(low: float, high: float) -> tuple[float, float]:
     """Widen a y range in which rounding errors of a constant would look like a curve."""
+    low, high = round(low, 12), round(high, 12)  # 0, not its rounding error
     size = max(abs(low), abs(high))
-    if size > TINY and high - low > 1e-6 * size:
-        return low, high
-    middle = 0.5 * (low + high) if size > TINY else 0.0
-    margin = 0.1 * abs(middle) or 1.0
-    return middle - margin, middle + margin
+    margin = 0.0 if high - low > 1e-6 * size else 0.1 * size or 1.0
+    return low - margin, high + margin
 
 
 def _range(curves: Sequence[Curve], threshold: float | None) -> tuple[float, float]:

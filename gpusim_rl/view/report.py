@@ -41,29 +41,11 @@ PHASE_WORDS = {"rollout": "simulation and policy", "actors": "waiting for actors
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Speed of a run."""
-
-    env_steps_per_s: float | None = None
-    shares: Mapping[str, float] = field(default_factory=dict)  # of the time, by phase
-    limits: Sequence[str] = ()  # bottlenecks in sentences, most costly first
-
-
-@dataclass(frozen=True)
 class Ending:
     """End of a run: `complete`, `training`, `stopped` or `failed`, with a description."""
 
     kind: str
     words: str
-
-
-@dataclass
-class Playback:
-    """Replay of a group (3D page or animated WebP), with a caption or the reason for its absence."""
-
-    caption: str = ""
-    page: str = ""
-    picture: str = ""  # `data:` URL
 
 
 @dataclass
@@ -74,8 +56,13 @@ class Group:
     colour: int
     runs: Sequence[SavedCurves]
     endings: Sequence[Ending]
-    pace: Pace = field(default_factory=Pace)
-    replay: Playback = field(default_factory=Playback)
+    # of the best run
+    env_steps_per_s: float | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the time, by phase
+    limits: Sequence[str] = ()  # bottlenecks in sentences, most costly first
+    caption: str = ""  # of the replay, or the reason for its absence
+    replay: str = ""  # 3D page
+    picture: str = ""  # replay as an animated WebP, a `data:` URL
 
     @property
     def best(self) -> SavedCurves:
@@ -85,23 +72,22 @@ class Group:
 
 def group_runs(runs: Sequence[SavedCurves]) -> list[list[Group]]:
     """Return the groups of each task."""
-    by_task: dict[str, list[list[SavedCurves]]] = {}
-    for group in grouped(runs):
-        by_task.setdefault(str(group[0].settings["task._target_"]), []).append(group)
-    named = (zip(titles([group[0].settings for group in groups]), groups, strict=True) for groups in by_task.values())
-    return [
-        [Group(title, colour, group, [ending(run) for run in group]) for colour, (title, group) in enumerate(pairs)]
-        for pairs in named
-    ]
+    by_task: dict[str, list[Group]] = {}
+    groups = grouped(runs)
+    for title, group in zip(titles([group[0].settings for group in groups]), groups, strict=True):
+        same_task = by_task.setdefault(str(group[0].settings["task._target_"]), [])
+        same_task.append(Group(title, len(same_task), group, [ending(run) for run in group]))
+    return list(by_task.values())
 
 
 def page(groups: Sequence[Sequence[Group]], config_dir: str | None = None) -> str:
     """Render the self-contained page; `config_dir` is the user's folder with more tasks (`-cd`)."""
-    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    folder = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     sections, written = [_task(task, config_dir) for task in groups], time.strftime("%Y-%m-%d %H:%M")
     names = ", ".join(dict.fromkeys(section["name"] for section in sections))
-    return environment.from_string(template).render(names=names, tasks=sections, written=written, version=__version__)
+    template = environment.get_template("report.html")
+    return template.render(names=names, tasks=sections, written=written, version=__version__)
 
 
 def last(run: SavedCurves, key: str) -> float | None:
@@ -160,8 +146,17 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     columns = list(dict.fromkeys(key for run in runs for key in run.columns))
     stats = [key for key in columns if key.startswith("task/")]
 
+    def curve_chart(key: str, size: tuple[int, int], x_column: str = "env_steps") -> str:
+        lines = [
+            Line(group.colour, [run.curve(key, x_column) for run in group.runs], [end.kind for end in group.endings])
+            for group in groups
+        ]
+        threshold, by_time = goal.threshold if goal and goal.column == key else None, x_column.startswith("time/")
+        label = f"{key} over {'time' if by_time else 'env steps'}"
+        return chart(lines, label=label, size=size, time_axis=by_time, threshold=threshold)
+
     def panels(keys: Sequence[str], size: tuple[int, int] = SMALL, above: str = "") -> list[dict[str, str]]:
-        drawn = [(key, _chart(groups, key, size, goal)) for key in keys]
+        drawn = [(key, curve_chart(key, size)) for key in keys]
         shown = [(key, in_words(key.removeprefix(above)), svg) for key, svg in drawn if svg]
         return [{"title": words, "now": _spread(groups[0].runs, key), "svg": svg} for key, words, svg in shown]
 
@@ -171,8 +166,8 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
         "name": runs[0].task,
         "description": entry.description if entry else "",
         "groups": [_group(group, goal, stats, config_dir) for group in groups],
-        "hero": _chart(groups, "episode/return", LARGE, goal),
-        "by_time": _chart(groups, "episode/return", LARGE, goal, "time/elapsed_s"),
+        "hero": curve_chart("episode/return", LARGE),
+        "by_time": curve_chart("episode/return", LARGE, "time/elapsed_s"),
         "goal": goal,
         "own": [row["key"] for row in changed if row["key"].startswith("task.")][:3],
         "stats": panels(["episode/length", *stats]),
@@ -206,20 +201,20 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
     if steps and took:
         done = short(statistics.median(steps), 3)
         tiles.append(("trained for", duration(statistics.median(took)), f"{done} env steps"))
-    if speed := group.pace.env_steps_per_s:
+    if speed := group.env_steps_per_s:
         tiles.append(("speed", f"{speed:,.0f}", f"env steps/s, {runs[0].config.get('num_envs')} envs"))
     recipe = runs[0].config.get("recipe")
     if recipe and len(recipes(_task_name(runs[0]), config_dir)) > 1:
         tiles.append(("recipe", str(recipe), "named variant of the task"))
     lines, reasons = commands(runs, config_dir)
-    ends, shares = zip(runs, group.endings, strict=True), group.pace.shares.items()
+    ends = zip(runs, group.endings, strict=True)
     return {
         **vars(group),
         "count": count(runs),
         "tiles": tiles,
         "verdict": verdict,
         "endings": [(end.kind, f"seed {run.seed} {end.words}") for run, end in ends if end.kind != "complete"],
-        "shares": [(PHASE_WORDS.get(phase, phase), share) for phase, share in shares if share >= 0.005],
+        "shares": [(PHASE_WORDS.get(phase, phase), share) for phase, share in group.shares.items() if share >= 0.005],
         "commands": lines,
         "no_commands": reasons,
     }
@@ -295,18 +290,6 @@ def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict
             shown = values[:1] if all(value == values[0] for value in values) else values
             rows.append({"key": key, "default": defaults.get(key, "–"), "values": shown})
     return rows, ""
-
-
-def _chart(
-    groups: Sequence[Group], key: str, size: tuple[int, int], goal: Learned | None, x_column: str = "env_steps"
-) -> str:
-    lines = [
-        Line(group.colour, [run.curve(key, x_column) for run in group.runs], [end.kind for end in group.endings])
-        for group in groups
-    ]
-    threshold, by_time = goal.threshold if goal and goal.column == key else None, x_column.startswith("time/")
-    label = f"{key} over {'time' if by_time else 'env steps'}"
-    return chart(lines, label=label, size=size, time_axis=by_time, threshold=threshold)
 
 
 def _spread(runs: Sequence[SavedCurves], key: str) -> str:

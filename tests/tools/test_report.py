@@ -245,9 +245,10 @@ def test_envs_of_another_library_are_a_moving_picture(load_tool, seeds, monkeypa
     tool = load_tool("report")
     monkeypatch.setattr("gpusim_rl.view.html_replay.html_replay", None)
     monkeypatch.setattr("gpusim_rl.env.VecEnv", type("Ours", (), {}))
-    replay = tool.replay(curves.read_run(seeds[0]), tool.parse(["x", "--steps", "8"]))
-    assert replay.picture.startswith("data:image/webp;base64,UklGR") and replay.page == ""
-    assert re.fullmatch(r"Cartpole, iteration 6, return [\d.]+, seed 1\.", replay.caption)
+    group = reports.Group("", 0, [curves.read_run(seeds[0])], [])
+    tool.replay(group, tool.parse(["x", "--steps", "8"]))
+    assert group.picture.startswith("data:image/webp;base64,UklGR") and group.replay == ""
+    assert re.fullmatch(r"Cartpole, iteration 6, return [\d.]+, seed 1\.", group.caption)
 
 
 def test_a_replay_is_in_the_page(no_charts, write, seeds):
