@@ -206,7 +206,8 @@ def play(args: argparse.Namespace) -> None:
     from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.playback import open_playback
     from gpusim_rl.view.video import drawing, frame_rate, video_writer
-    from gpusim_rl.view.web import LOCALHOST, check_installed, view_in_browser
+    from gpusim_rl.view.web import LOCALHOST, view_in_browser
+    from gpusim_rl.view.web_guard import check_installed
 
     check_out(args.out, ".mp4", ".html", overwrite=args.overwrite)
     if args.out is None or args.out.suffix == ".html":

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from contextlib import ExitStack, redirect_stdout
 
 from gpusim_rl.env import VecEnv
-from gpusim_rl.errors import ConfigError, import_extra
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import caption_words, frame_rate
-from gpusim_rl.view.web_guard import Guard
+from gpusim_rl.view.web_guard import check_installed, guarded_server
 from gpusim_rl.view.web_scene import WebScene
 
 CAPTION = (
@@ -22,15 +22,13 @@ CAPTION = (
 
 def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
     """Play control steps and return an offline page; raise ConfigError for envs of another library."""
-    viser, _ = (import_extra(name, "view", needed_by) for name in ("viser", "mjviser"))
+    check_installed(needed_by)
     if not isinstance(player.env, VecEnv):
-        raise ConfigError(
-            f"{player.name} is an env of another library, without a scene", key=needed_by, hint="Try a video"
-        )
+        problem = f"{player.name} is an env of another library, without a scene"
+        raise ConfigError(problem, key=needed_by, hint="Try a video")
     every, fps = frame_rate(player.env.cfg.control_hz)
-    with redirect_stdout(io.StringIO()), ExitStack() as stack:  # viser announces the server
-        with Guard(None).installed():
-            server = viser.ViserServer(host="127.0.0.1", port=0)
+    with redirect_stdout(io.StringIO()), ExitStack() as stack:  # viser announces the end
+        server = guarded_server(None, 0)
         stack.callback(server.stop)
         scene, recording = WebScene(server, player.env.sim), server.get_scene_serializer()
         for step in steps:

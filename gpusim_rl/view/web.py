@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,12 @@ import torch
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.command import steerable
 from gpusim_rl.env.encoded_env import EncodedEnv
-from gpusim_rl.errors import ConfigError, first_line, import_extra, say, warn
+from gpusim_rl.errors import ConfigError, first_line, say, warn
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import newest
-from gpusim_rl.view.web_guard import Guard, is_possible
+from gpusim_rl.view.web_guard import check_installed, guarded_server, is_possible
 from gpusim_rl.view.web_numbers import LOSS, PAD, Numbers, bars, table
-from gpusim_rl.view.web_scene import NEEDED_BY, WebScene
+from gpusim_rl.view.web_scene import WebScene
 
 LOCALHOST = "127.0.0.1"
 PORT, PORTS = 8080, 100  # first port, number of ports to try
@@ -46,13 +45,10 @@ BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  #
 def view_in_browser(
     player: Player, *, host: str = LOCALHOST, port: int | None = None, steps: int | None = None
 ) -> None:
-    """Print the viewer's address and serve it until Ctrl-C or the last step.
+    """Print the viewer's address and serve it until Ctrl-C or the last control step.
 
-    Args:
-        player: Envs and policy.
-        host: Address to serve on; any but localhost admits others without a password.
-        port: TCP port; None for the first free one from 8080.
-        steps: Control steps; None for no limit, pausing while nobody watches.
+    A `host` other than localhost admits others without a password. `port` None means the first free one from 8080,
+    `steps` None no limit, pausing while nobody watches.
 
     Raises:
         ConfigError: viser is missing, or the envs or the port cannot be served.
@@ -66,12 +62,6 @@ def view_in_browser(
             viewer.run(steps)
 
 
-def check_installed() -> ModuleType:
-    """Return viser; raise ConfigError if the extra is missing."""
-    import_extra("mjviser", "view", NEEDED_BY)
-    return import_extra("viser", "view", NEEDED_BY)
-
-
 class WebViewer:
     """Web server with a scene and a control panel for a player."""
 
@@ -79,7 +69,7 @@ class WebViewer:
         if not isinstance(player.env, VecEnv):
             hint = "Try --viewer native with a display, --viewer none, or the tool record for a video"
             raise ConfigError("envs of another library have no model for a browser", key=player.name, hint=hint)
-        viser = check_installed()
+        check_installed()
         self._player, self._vec_env = player, player.env
         self.commands = steerable(player.env.task)  # None if the task has none
         self.env = 0  # followed env
@@ -87,16 +77,10 @@ class WebViewer:
         self.paused = False
         self.speed = 1.0  # requested simulated seconds per second
         self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # calls to make between steps
-        self._steps_to_take = 0  # while paused
-        self._pace = 0.0  # measured simulated seconds per second
+        self._steps, self._steps_to_take = 0, 0  # done, and to do while paused
+        self._shown_s, self._steps_shown = 0.0, 0  # time and steps of the displayed numbers
         self._numbers = Numbers(player.env)
-        port = _free_port(host, port)
-        guard = Guard(host)
-        with contextlib.redirect_stdout(io.StringIO()), guard.installed():  # viser prints the address
-            self._server: Any = viser.ViserServer(host=host, port=port, verbose=False)
-        guard.server = self._server
-        # Otherwise any open page could request a public tunnel.
-        self._server.request_share_url = lambda verbose=True: None
+        self._server = guarded_server(host, _free_port(host, port))
         self.port = self._server.get_port()
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         self._scene = WebScene(self._server, player.env.sim, DISTANCE)
@@ -106,29 +90,22 @@ class WebViewer:
     def run(self, steps: int | None = None) -> None:
         """Step at the page's speed."""
         dt = self._vec_env.task.dt
-        done, done_shown, due, drawn, seen, shown, looked = 0, 0, time.perf_counter(), 0.0, 0.0, 0.0, 0.0
-        while steps is None or done < steps:
+        refresh = {self._scene.draw: FRAME_S, self.show_images: IMAGES_S, self.show: NUMBERS_S}
+        refresh |= {self.look_for_checkpoints: CHECKPOINTS_S}
+        due, refreshed_s = time.perf_counter(), dict.fromkeys(refresh, 0.0)
+        end = None if steps is None else self._steps + steps
+        while end is None or self._steps < end:
             self.drain()
             watched = steps is not None or bool(self._server.get_clients())
             go = watched and (not self.paused or self._steps_to_take > 0)
             if go:
                 self.step()
-                done += 1
                 self._steps_to_take = max(0, self._steps_to_take - 1)
             now = time.perf_counter()
-            if watched and now - drawn >= FRAME_S:
-                self._scene.draw()
-                drawn = now
-            if watched and now - seen >= IMAGES_S:
-                self.show_images()
-                seen = now
-            if now - shown >= NUMBERS_S:
-                self._pace = (done - done_shown) * dt / (now - shown)
-                self.show()
-                shown, done_shown = now, done
-            if now - looked >= CHECKPOINTS_S:
-                self.look_for_checkpoints()
-                looked = now
+            for act, interval_s in refresh.items() if watched else ():
+                if now - refreshed_s[act] >= interval_s:
+                    act()
+                    refreshed_s[act] = now
             # On a slow machine, fall behind without catching up later.
             now = time.perf_counter()
             due = max(due + (dt / self.speed if go else FRAME_S), now)
@@ -145,6 +122,7 @@ class WebViewer:
     def step(self) -> None:
         """Take one control step in all envs, then apply held commands."""
         step = self._player.step()
+        self._steps += 1
         self._numbers.add(step, self.env)
         self._obey()
 
@@ -195,9 +173,8 @@ class WebViewer:
     def take(self, name: str) -> None:
         """Load the policy of another checkpoint of the run."""
         assert self._player.checkpoint is not None
-        if name in _checkpoints(self._player.checkpoint):
-            file = self._player.checkpoint.with_name(name)
-            self._try(lambda: self._player.take(file))
+        file = self._player.checkpoint.with_name(name)
+        self._try(lambda: self._player.take(file))
 
     def look_for_checkpoints(self) -> None:
         """Load a newer checkpoint and refresh the list."""
@@ -205,7 +182,7 @@ class WebViewer:
             return
         self._try(self._player.follow)
         names = _checkpoints(self._player.checkpoint)
-        if names and tuple(names) != tuple(self._checkpoint.options):
+        if tuple(names) != tuple(self._checkpoint.options):
             self._checkpoint.options = names
         self._checkpoint.value = self._player.checkpoint.name
         self._iteration.content = f"<div style='{PAD}'>iteration {self._player.iteration}</div>"
@@ -288,8 +265,11 @@ class WebViewer:
     def show(self) -> None:
         """Update the displayed numbers."""
         self._rewards.content = bars(self._numbers.terms)
-        pace = ("speed", f"{self._pace:.2f} x real time" if self._pace else "–", "")
-        self._table.content = table([pace, *self._numbers.rows(self._vec_env, self.env)])
+        now = time.perf_counter()
+        pace = (self._steps - self._steps_shown) * self._vec_env.task.dt / (now - self._shown_s)
+        self._shown_s, self._steps_shown = now, self._steps
+        speed = ("speed", f"{pace:.2f} x real time" if pace else "–", "")
+        self._table.content = table([speed, *self._numbers.rows(self._vec_env, self.env)])
         if self.commands is None or not self._sliders:
             return
         for slider, (low, high) in zip(self._sliders, self.commands.controls().values(), strict=True):

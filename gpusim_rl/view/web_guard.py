@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http
 import importlib
+import io
 import ipaddress
 import logging
 import math
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields
 from typing import Any
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, import_extra
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 ANY = ("0.0.0.0", "::")
@@ -25,11 +26,28 @@ SILENT = logging.Logger("gpusim_rl.page", logging.CRITICAL + 1)
 HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
+def check_installed(needed_by: str = "a viewer in the browser") -> None:
+    """Raise ConfigError, for `needed_by`, if the extra is missing."""
+    for name in ("viser", "mjviser"):
+        import_extra(name, "view", needed_by)
+
+
+def guarded_server(host: str | None, port: int) -> Any:
+    """Start viser's server behind a `Guard`; without `host`, on localhost for nobody."""
+    guard, viser = Guard(host), importlib.import_module("viser")
+    with contextlib.redirect_stdout(io.StringIO()), guard.installed():  # viser prints the address
+        guard.server = viser.ViserServer(host=host or "127.0.0.1", port=port, verbose=False)
+    # Otherwise any open page could request a public tunnel.
+    guard.server.request_share_url = lambda verbose=True: None
+    return guard.server
+
+
 class Guard:
     """Guard of a viser server at `host` (None admits nobody); drops messages until `server` is set."""
 
     def __init__(self, host: str | None) -> None:
-        self.host, self.server, self._connections = host, None, set()
+        self.host, self._connections = host, set()
+        self.server: Any = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

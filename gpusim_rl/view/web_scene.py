@@ -8,7 +8,6 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from gpusim_rl.errors import import_extra
 from gpusim_rl.sim import Sim
 from gpusim_rl.sim.interface import put_pose
 from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
@@ -16,7 +15,6 @@ from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
 GAP = 1.15  # distance between two envs [their size]
 GROUND, GROUND_LINES = (196, 203, 210), ((180, 187, 195), (150, 158, 168))
 VISIBLE_GROUPS = 3  # geoms of groups 0 to 2 are drawn, as in MuJoCo's viewer
-NEEDED_BY = "a viewer in the browser"
 
 
 class WebScene:
@@ -27,7 +25,8 @@ class WebScene:
     """
 
     def __init__(self, server: Any, sim: Sim, distance: float = 1.0) -> None:
-        mjviser = import_extra("mjviser", "view", NEEDED_BY)
+        from mjviser import ViserMujocoScene
+
         self._sim = sim
         qpos = sim.poses.cpu().numpy()
         self._camera = Camera(sim.scene, qpos[:1])
@@ -38,11 +37,11 @@ class WebScene:
         self._mat = np.tile(np.eye(3), (sim.num_envs, self._model.nbody, 1, 1))
         self._moved = np.flatnonzero(self._model.body_mocapid >= 0)  # in the order of `mocap_pos`
         self._moved_quat = np.zeros((sim.num_envs, len(self._moved), 4))
-        self._scene = mjviser.ViserMujocoScene(server, self._model, sim.num_envs)
+        self._scene = ViserMujocoScene(server, self._model, sim.num_envs)
         self._scene._tracked_body_id = 0  # the world, placed by `draw` at the camera's target
         self._places = self._side_by_side(qpos[0])
         self._fixed = self._copy_fixed(server)
-        self.following, self._alone = True, False
+        self.following = True
         self._target = np.zeros(3)
         self.look_at(0)
         self._light(server)
@@ -107,18 +106,17 @@ class WebScene:
     def look_at(self, env: int) -> None:
         """Move an env to the centre, with the others around it."""
         self._env = env
-        places = self._places - self._places[env]
-        self._around = np.zeros_like(places) if self._alone else places
+        places, alone = self._places - self._places[env], self._scene.show_only_selected
+        self._around = np.zeros_like(places) if alone else places
         for handle, position in self._fixed:
             handle.batched_positions = np.delete(places, env, axis=0) + position
-            handle.visible = not self._alone
+            handle.visible = not alone
         self._scene.env_idx = env
-        self._scene.show_only_selected = self._alone
         self._retarget = True
 
     def hide_others(self, on: bool) -> None:
         """Show only the followed env, or all of them."""
-        self._alone = on
+        self._scene.show_only_selected = on
         self.look_at(self._env)
 
     def show(self, flag: str, on: bool) -> None:
