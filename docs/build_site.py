@@ -58,8 +58,8 @@ def build(out: Path) -> int:
 def write_replay(page: Path) -> None:
     """Write the replay that the start page shows (conf.py)."""
     from gpusim_rl.files.paths import demos_dir
-    from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
+    from gpusim_rl.view.web_scene import html_replay
 
     logging.getLogger("websockets").setLevel("WARNING")  # Sphinx shows libraries' logs
     with closing(Player.open(str(demos_dir() / "Go1Velocity"), num_envs=1)) as player:

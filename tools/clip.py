@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say
+from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, import_extra, say
 from gpusim_rl.files.paths import add_packages_argument, check_out
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
@@ -86,7 +86,7 @@ def record(args: argparse.Namespace) -> None:
         raise ConfigError(key="--seconds and --skip", expected="more than 0 s, and at least 0 s", got=got)
     with closing(open_run(args, {})) as probe:
         assert isinstance(probe.env, VecEnv)
-        task, hz, robots = probe.settings["task"], probe.env.cfg.control_hz, probe.env.sim.scene.articulation_names
+        task, hz, robots = probe.spec.config["task"], probe.env.cfg.control_hz, probe.env.sim.scene.articulation_names
     robot = args.robot or robots[0]
     if robot not in robots:
         hint = f"{did_you_mean(robot, robots)} Available: {', '.join(robots)}"
@@ -203,15 +203,14 @@ def read(args: argparse.Namespace) -> Clip:
 def play(args: argparse.Namespace) -> None:
     """Show a clip, or write a video or a page of it."""
     from gpusim_rl.env.robot_clip import robot_of
-    from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.playback import open_playback
     from gpusim_rl.view.video import drawing, frame_rate, video_writer
     from gpusim_rl.view.web import LOCALHOST, view_in_browser
-    from gpusim_rl.view.web_guard import check_installed
+    from gpusim_rl.view.web_scene import html_replay
 
     check_out(args.out, ".mp4", ".html", overwrite=args.overwrite)
     if args.out is None or args.out.suffix == ".html":
-        check_installed()
+        import_extra("viser", "view", "clip play")
     else:
         check_video(args.out, (args.width, args.height))
     clip = read(args)

@@ -61,7 +61,7 @@ def record(args: argparse.Namespace) -> Path:
         check_video(args.out or Path("default.mp4"), (args.width, args.height))
     args.num_envs = args.num_envs or (1 if as_page else 9)
     with closing(open_player(args, render_mode="rgb_array")) as player:
-        from gpusim_rl.view.html_replay import html_replay
+        from gpusim_rl.view.web_scene import html_replay
 
         suffix = ".html" if as_page else ".mp4"
         default = Path(f"{args.run}-{args.policy}{suffix}")

@@ -91,9 +91,9 @@ def pace(group: Group) -> None:
 def replay(group: Group, args: argparse.Namespace) -> None:
     """Play the group's best run in 3D, or another library's envs as a moving picture; report why it cannot be."""
     from gpusim_rl.env import VecEnv
-    from gpusim_rl.view.html_replay import html_replay
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.video import caption_words, moving_picture
+    from gpusim_rl.view.web_scene import html_replay
 
     run, options = group.best, {"trust": args.trust, "config_dir": args.config_dir, "render_mode": "rgb_array"}
     try:

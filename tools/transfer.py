@@ -152,7 +152,7 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
     from gpusim_rl.env.task import control_steps
 
     env: Any = probe.env
-    cfg, task = env.cfg, probe.settings["task"]
+    cfg, task = env.cfg, probe.spec.config["task"]
     noise = ("noise", "shift", "brightness")
     sensors = {part: {k: v for k, v in keys.items() if k not in noise} for part, keys in cfg.observations.items()}
     plain = {"task.randomize": False, "task.randomization_params": {}, "task.observations": sensors}

@@ -34,7 +34,7 @@ def describe(
     card: dict[str, Any] = {
         "format": FORMAT,
         "task": player.name,
-        "algorithm": player.settings["algo"]["name"],
+        "algorithm": player.spec.config["algo"]["name"],
         "iteration": player.iteration,
         **_provenance(player),
         "observation": _observation(env, model.clip_observations),
@@ -71,7 +71,7 @@ def describe(
         "max_angular_velocity": env.sim.scene.max_angular_velocity,
         "joints": joints,
         "actuators": actuators,
-        "settings": _finite(player.settings["task"]),
+        "settings": _finite(player.spec.config["task"]),
     }
 
 

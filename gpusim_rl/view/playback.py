@@ -81,9 +81,7 @@ class ClipPlayback(Task[ClipPlaybackConfig]):
 def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
     """Return the scene of a task, or ground with a robot: an asset, MJCF, URDF or `menagerie:<robot>`.
 
-    Raises:
-        ConfigError: The name is unknown.
-        TaskError: The file is invalid.
+    Raise ConfigError for an unknown name, and TaskError for an invalid file.
     """
     known = tasks(config_dir, outside=True)
     if robot in known:

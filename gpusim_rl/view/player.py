@@ -43,7 +43,6 @@ class Player:
         self.checkpoint: Path | None = None
         self.iteration: int | None = None  # of the checkpoint
         self.run_dir: Path | None = None
-        self.settings: dict[str, Any] = {}  # of the run; empty without one
         self.spec: RunSpec  # of the run; unset without one
         self._progress: dict[str, Any] | None = None  # of the training: where new episodes begin
         self._written_ns = 0  # modification time of the checkpoint
@@ -100,7 +99,7 @@ class Player:
         else:
             raise ConfigError("no effect on envs of another library", key=f"--sim={sim}")
         player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
-        player.run_dir, player.settings, player._progress, player.spec = run.path, config, state["env"], spec
+        player.run_dir, player._progress, player.spec = run.path, state["env"], spec
         if act == "trained":
             player._take(state, file, written_ns)
         with must_fit(file, f"task {player.name}"):

@@ -33,21 +33,14 @@ SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")  # OpenGL renderers on
 DEBIAN_GL = "libegl1 libopengl0 libgl1-mesa-dri, or libosmesa6"
 
 # Runs in a subprocess: a broken driver may abort, and PyOpenGL cannot switch platforms once loaded.
-_PROBE = """
-import mujoco
-from mujoco.{name} import GLContext
-gl = GLContext(8, 8)
-gl.make_current()
-context = mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), 100)
-context.free()
-gl.free()
-"""
+_PROBE = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco/>'), 8, 8).close()"
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Near-square grid of equal tiles, filled row by row; sizes in pixels."""
 
+    tiles: int
     width: int
     height: int
     columns: int
@@ -64,7 +57,7 @@ class Grid:
         if min(tile_width, tile_height) < 16:
             hint = "Try --num-envs 4 or --width 1920"
             raise ConfigError(f"{width}x{height} pixels are too few for {tiles} envs", hint=hint)
-        return cls(width, height, columns, rows, tile_width, tile_height)
+        return cls(tiles, width, height, columns, rows, tile_width, tile_height)
 
     def corner(self, tile: int) -> tuple[int, int]:
         """Return the left and top pixel of a tile."""
@@ -162,20 +155,10 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
         model.light_mode[0] = mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value
         model.light_bodyid[0] = camera.body
         model.light_dir0[0], model.light_pos0[0] = direction, -4.0 * camera.radius * direction
-    _part_equal_ends(model)
+    # Coincident ends of two bodies' capsules would flicker: shrink them differently, and imperceptibly.
+    ends = np.isin(model.geom_type, (mujoco.mjtGeom.mjGEOM_SPHERE.value, mujoco.mjtGeom.mjGEOM_CAPSULE.value))
+    model.geom_size[ends, 0] *= 1.0 - THINNER * (model.geom_bodyid[ends] % 4)
     return model
-
-
-def _part_equal_ends(model: mujoco.MjModel) -> None:
-    """Shrink spheres and capsules imperceptibly, since coincident ends of robot capsules would flicker."""
-    depth, side, children = np.zeros((3, model.nbody), dtype=np.int64)
-    for body in range(1, model.nbody):  # parents precede children
-        parent = model.body_parentid[body]
-        depth[body], side[body] = depth[parent] + 1, (side[parent] + children[parent]) % 2
-        children[parent] += 1
-    kinds = (mujoco.mjtGeom.mjGEOM_SPHERE.value, mujoco.mjtGeom.mjGEOM_CAPSULE.value)
-    thinner = THINNER * (2 * (depth % 2) + side)[model.geom_bodyid]
-    model.geom_size[:, 0] *= np.where(np.isin(model.geom_type, kinds), 1.0 - thinner, 1.0)
 
 
 def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_stay: bool = False) -> np.ndarray:
@@ -194,15 +177,9 @@ def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_sta
 def make_renderer(
     scene: Scene, qpos: np.ndarray, width: int, height: int, name: str = "auto", camera: Camera | None = None
 ) -> Renderer:
-    """Build the best available renderer for pictures of this size [pixels].
+    """Build the best available renderer for pictures of this size [pixels] of envs at `qpos`, shape [tiles, nq].
 
-    Args:
-        scene: Scene of the envs.
-        qpos: Initial positions, shape [tiles, nq].
-        width: Width.
-        height: Height.
-        name: `gl` (OpenGL), `ray` (MuJoCo Warp's ray caster), or `auto`.
-        camera: Camera; None follows the robot.
+    `name` is `gl` (OpenGL), `ray` (MuJoCo Warp's ray caster) or `auto`; the default camera follows the robot.
 
     Raises:
         ConfigError: No renderer works; the hint names packages to install.
@@ -239,9 +216,10 @@ def gl_platforms() -> list[str]:
 @cache
 def gl_works(platform: str) -> bool:
     """Return whether a platform can render, tried in a subprocess."""
-    command = [sys.executable, "-c", _PROBE.format(name=platform)]
+    command, variables = [sys.executable, "-c", _PROBE], {**os.environ, "MUJOCO_GL": platform}
     with suppress(subprocess.TimeoutExpired):
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60).returncode == 0
+        done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        return done.returncode == 0
     return False
 
 
@@ -309,29 +287,27 @@ class RayRenderer:
         import warp
 
         self._mjw, self._wp, self._grid, self._camera = mujoco_warp, warp, grid, camera
-        self._tiles = grid.columns * grid.rows
         self._model = picture_model(scene, camera)
         self._index = self._model.camera(CAMERA).id
         with self._wp.ScopedDevice("cpu"):
             self._warp_model = mujoco_warp.put_model(self._model)
-            self._warp_data = mujoco_warp.make_data(self._model, nworld=self._tiles, nconmax=16, njmax=64)
+            self._warp_data = mujoco_warp.make_data(self._model, nworld=grid.tiles, nconmax=16, njmax=64)
             parts = {"render_rgb": True, "render_skybox": True, "use_shadows": True, "cam_active": [CAMERA]}
             size = (grid.tile_width, grid.tile_height)
-            self._rays = mujoco_warp.create_render_context(self._model, nworld=self._tiles, cam_res=size, **parts)
-            self._rgb = warp.zeros((self._tiles, grid.tile_height, grid.tile_width), dtype=warp.vec3)
+            self._rays = mujoco_warp.create_render_context(self._model, nworld=grid.tiles, cam_res=size, **parts)
+            self._rgb = warp.zeros((grid.tiles, grid.tile_height, grid.tile_width), dtype=warp.vec3)
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
         """Draw all envs like `GlRenderer.render`."""
         mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
-        count = len(qpos)
-        padded = np.pad(qpos.astype(np.float32), ((0, self._tiles - count), (0, 0)), "edge")
+        qpos, moved = np.split(qpos.astype(np.float32), [self._model.nq], axis=1)  # joints, mocap bodies
         with self._wp.ScopedDevice("cpu"):
-            data.qpos.assign(padded[:, : self._model.nq])
-            if qpos.shape[1] > self._model.nq:  # mocap bodies
-                pos, quat = np.split(padded[:, self._model.nq :], [3 * self._model.nmocap], axis=1)
-                data.mocap_pos.assign(pos.reshape(self._tiles, -1, 3))
-                data.mocap_quat.assign(quat.reshape(self._tiles, -1, 4))
+            data.qpos.assign(qpos)
+            if moved.size:
+                pos, quat = np.split(moved, [3 * self._model.nmocap], axis=1)
+                data.mocap_pos.assign(pos.reshape(grid.tiles, -1, 3))
+                data.mocap_quat.assign(quat.reshape(grid.tiles, -1, 4))
             mjw.kinematics(model, data)
             mjw.com_pos(model, data)
             mjw.camlight(model, data)
@@ -344,7 +320,7 @@ class RayRenderer:
             mjw.refit_bvh(model, data, self._rays)
             mjw.render(model, data, self._rays)
             mjw.get_rgb(self._rays, 0, self._rgb)
-        for tile, rgb in enumerate(self._rgb.numpy()[:count]):
+        for tile, rgb in enumerate(self._rgb.numpy()):
             left, top = grid.corner(tile)
             self._picture[top : top + grid.tile_height, left : left + grid.tile_width] = np.rint(rgb * 255.0)
         return self._picture

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
@@ -78,12 +79,11 @@ def drawing(
     """
     env = player.env
     hz = env.cfg.control_hz if isinstance(env, VecEnv) else env.frames_per_s
-    if renderer == "policy":
-        seen(player)  # fail before the work
-        yield lambda: tiled(seen(player), *size, pixels_stay=True), hz
-    elif not isinstance(env, VecEnv):
-        tiled(env.render(), *size)  # fail before the work
-        yield lambda: tiled(env.render(), *size), hz
+    if renderer == "policy" or not isinstance(env, VecEnv):
+        sharp = renderer == "policy"
+        pictures = partial(seen, player) if sharp else env.render
+        tiled(pictures(), *size)  # fail before the work
+        yield lambda: tiled(pictures(), *size, pixels_stay=sharp), hz
     else:
         sim = env.sim
         with closing(make_renderer(sim.scene, sim.poses.cpu().numpy(), *size, renderer)) as drawn:

@@ -27,7 +27,7 @@ from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError, first_line, say, warn
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import newest
-from gpusim_rl.view.web_guard import check_installed, guarded_server, is_possible
+from gpusim_rl.view.web_guard import guarded_server, is_possible
 from gpusim_rl.view.web_numbers import LOSS, PAD, Numbers, bars, table
 from gpusim_rl.view.web_scene import WebScene
 
@@ -69,7 +69,6 @@ class WebViewer:
         if not isinstance(player.env, VecEnv):
             hint = "Try --viewer native with a display, --viewer none, or the tool record for a video"
             raise ConfigError("envs of another library have no model for a browser", key=player.name, hint=hint)
-        check_installed()
         self._player, self._vec_env = player, player.env
         self.commands = steerable(player.env.task)  # None if the task has none
         self.env = 0  # followed env
@@ -80,7 +79,7 @@ class WebViewer:
         self._steps, self._steps_to_take = 0, 0  # done, and to do while paused
         self._shown_s, self._steps_shown = 0.0, 0  # time and steps of the displayed numbers
         self._numbers = Numbers(player.env)
-        self._server = guarded_server(host, _free_port(host, port))
+        self._server = guarded_server(host, _free_port(host, port), "a viewer in the browser")
         self.port = self._server.get_port()
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
         self._scene = WebScene(self._server, player.env.sim, DISTANCE)

@@ -26,15 +26,9 @@ SILENT = logging.Logger("gpusim_rl.page", logging.CRITICAL + 1)
 HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
-def check_installed(needed_by: str = "a viewer in the browser") -> None:
-    """Raise ConfigError, for `needed_by`, if the extra is missing."""
-    for name in ("viser", "mjviser"):
-        import_extra(name, "view", needed_by)
-
-
-def guarded_server(host: str | None, port: int) -> Any:
+def guarded_server(host: str | None, port: int, needed_by: str) -> Any:
     """Start viser's server behind a `Guard`; without `host`, on localhost for nobody."""
-    guard, viser = Guard(host), importlib.import_module("viser")
+    guard, viser, _ = Guard(host), *(import_extra(name, "view", needed_by) for name in ("viser", "mjviser"))
     with contextlib.redirect_stdout(io.StringIO()), guard.installed():  # viser prints the address
         guard.server = viser.ViserServer(host=host or "127.0.0.1", port=port, verbose=False)
     # Otherwise any open page could request a public tunnel.

@@ -1,20 +1,34 @@
-"""Browser scene with all envs side by side on flat ground, drawn by viser with meshes of mjviser."""
+"""Browser scene with all envs side by side on flat ground, drawn by viser with meshes of mjviser, and its replay."""
 
 from __future__ import annotations
 
+import html
+import io
 import math
+from collections.abc import Iterable
+from contextlib import ExitStack, redirect_stdout
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from gpusim_rl.env import VecEnv
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Sim
 from gpusim_rl.sim.interface import put_pose
+from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
+from gpusim_rl.view.video import caption_words, frame_rate
+from gpusim_rl.view.web_guard import guarded_server
 
 GAP = 1.15  # distance between two envs [their size]
-GROUND, GROUND_LINES = (196, 203, 210), ((180, 187, 195), (150, 158, 168))
+GROUND = {"infinite_grid": True, "plane_color": (196, 203, 210), "plane_opacity": 1.0, "shadow_opacity": 0.35}
+GROUND_LINES = {"cell_color": (180, 187, 195), "section_color": (150, 158, 168)}
 VISIBLE_GROUPS = 3  # geoms of groups 0 to 2 are drawn, as in MuJoCo's viewer
+CAPTION = (
+    '<div style="position:fixed;right:1rem;top:1rem;z-index:9;padding:.4rem .8rem;border-radius:.5rem;font:14px'
+    ' system-ui,sans-serif;color:#222;background:#fffc;pointer-events:none">{}</div>'
+)
 
 
 class WebScene:
@@ -53,23 +67,12 @@ class WebScene:
         """Add ground and sky, since white hides light robots, and dim the light."""
         model, far = self._model, 20.0 * self._camera.distance
         cell = 10.0 ** round(math.log10(self._camera.radius))
+        sizes = {"cell_size": cell, "section_size": 5.0 * cell, "fade_distance": far}
         for geom in np.flatnonzero(model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE):
             body = model.body(model.geom_bodyid[geom]).name
             server.scene.remove_by_name(f"/fixed_bodies/{body}/{model.geom(geom).name}")
-            server.scene.add_grid(
-                f"/fixed_bodies/ground/{geom}",
-                infinite_grid=True,
-                cell_size=cell,
-                section_size=5.0 * cell,
-                cell_color=GROUND_LINES[0],
-                section_color=GROUND_LINES[1],
-                fade_distance=far,
-                plane_color=GROUND,
-                plane_opacity=1.0,
-                shadow_opacity=0.35,
-                position=model.geom_pos[geom],
-                wxyz=model.geom_quat[geom],
-            )
+            place = {"position": model.geom_pos[geom], "wxyz": model.geom_quat[geom]}
+            server.scene.add_grid(f"/fixed_bodies/ground/{geom}", **place, **sizes, **GROUND, **GROUND_LINES)
         sky = np.linspace(*SKY, 64)[:, None] * np.ones((1, 2, 1))
         server.scene.set_background_image((255.0 * sky).astype(np.uint8), format="png")
         server.scene.configure_fog(0.3 * far, far, color=SKY[1])
@@ -140,3 +143,25 @@ class WebScene:
         qvel, ctrl = sim.qvel.cpu().numpy(), sim.ctrl.cpu().numpy()
         moved = self._pos[:, self._moved], self._moved_quat
         self._scene.update_from_arrays(self._pos, self._mat, *moved, qpos=qpos[:, : model.nq], qvel=qvel, ctrl=ctrl)
+
+
+def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
+    """Play control steps and return an offline page; raise ConfigError for envs of another library."""
+    if not isinstance(player.env, VecEnv):
+        problem = f"{player.name} is an env of another library, without a scene"
+        raise ConfigError(problem, key=needed_by, hint="Try a video")
+    every, fps = frame_rate(player.env.cfg.control_hz)
+    with redirect_stdout(io.StringIO()), ExitStack() as stack:  # viser announces the end
+        server = guarded_server(None, 0, needed_by)
+        stack.callback(server.stop)
+        scene, recording = WebScene(server, player.env.sim), server.get_scene_serializer()
+        for step in steps:
+            if step % every == 0:
+                scene.draw()
+                recording.insert_sleep(1.0 / fps)
+            player.step()
+        page = recording.as_html()
+    title = html.escape(", ".join(caption_words(player)))
+    page = page.replace("<title>Viser</title>", f"<title>{title}</title>", 1)
+    page = page.replace("{darkMode:false}", '{darkMode:matchMedia("(prefers-color-scheme: dark)").matches}', 1)
+    return page.replace("<body>", f"<body>{CAPTION.format(title)}", 1)

@@ -243,7 +243,7 @@ def test_the_defaults_of_a_task_without_a_yaml_are_not_known(no_charts, write, s
 
 def test_envs_of_another_library_are_a_moving_picture(load_tool, seeds, monkeypatch):
     tool = load_tool("report")
-    monkeypatch.setattr("gpusim_rl.view.html_replay.html_replay", None)
+    monkeypatch.setattr("gpusim_rl.view.web_scene.html_replay", None)
     monkeypatch.setattr("gpusim_rl.env.VecEnv", type("Ours", (), {}))
     group = reports.Group("", 0, [curves.read_run(seeds[0])], [])
     tool.replay(group, tool.parse(["x", "--steps", "8"]))
