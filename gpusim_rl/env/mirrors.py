@@ -82,18 +82,19 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
             raise TaskError("the mirror image is not known", key=f"{env.name}.mirrors[{group!r}]", hint=hint)
     maps["actions"] = kinds.term_map("actions", env.num_actions)
     for name, swap in maps.items():
-        twice = _matrix(swap) @ _matrix(swap)
+        twice = matrix(swap) @ matrix(swap)
         for k in np.flatnonzero((np.abs(twice - np.eye(len(twice))) > 1e-6).any(axis=1)):
             raise TaskError(f"mirrored twice, {name}[{k}] is not itself", key=env.name)
     return maps, image.measure()
 
 
-def _matrix(swap: SignedPermutation) -> np.ndarray:
-    matrix = np.zeros((len(swap.sources), len(swap.sources)))
-    matrix[np.arange(len(matrix)), swap.sources] = swap.signs
+def matrix(swap: SignedPermutation) -> np.ndarray:
+    """Return the matrix of a map."""
+    result = np.zeros((len(swap.sources), len(swap.sources)))
+    result[np.arange(len(result)), swap.sources] = swap.signs
     for row, source, factor in swap.terms:
-        matrix[row, source] += factor
-    return matrix
+        result[row, source] += factor
+    return result
 
 
 def _terms(matrix: np.ndarray, row: int = 0, column: int = 0) -> list[tuple[int, int, float]]:
@@ -114,23 +115,21 @@ class _Kinds:
             kinds = f"{', '.join((*SIGNS, JOINTS, ACTUATORS))}, PerBody(names) or the points of a scan"
             raise TaskError("the kind of quantity is missing", key=where, expected=kinds)
         if isinstance(kind, Tensor):
-            return self._scan(where, kind, size)
-        if isinstance(kind, AtSite):
-            self._check(where, size, 3)
-            matrix, _ = self._image.at_site(kind.site, kind.kind)
-            signs = SIGNS[kind.kind]
-            return SignedPermutation([0, 1, 2], signs, _terms(matrix - np.diag(signs)))
-        if isinstance(kind, PerBody):
+            swap = self._scan(where, kind)
+        elif isinstance(kind, AtSite):
+            matrix, signs = self._image.at_site(kind.site, kind.kind)[0], SIGNS[kind.kind]
+            swap = SignedPermutation([0, 1, 2], signs, _terms(matrix - np.diag(signs)))
+        elif isinstance(kind, PerBody):
             index, width = self._image.among(kind.names), size // len(kind.names)
             signs = self._signs(where, kind.kind, width)
-            self._check(where, size, len(index) * width)
-            return SignedPermutation([i * width + k for i in index for k in range(width)], signs * len(index))
-        if kind in (JOINTS, ACTUATORS):
+            swap = SignedPermutation([i * width + k for i in index for k in range(width)], signs * len(index))
+        elif kind in (JOINTS, ACTUATORS):
             swap = self._image.joints if kind == JOINTS else self._image.actuators
-            self._check(where, size, len(swap.sources))
-            return swap
-        signs = self._signs(where, kind, size)
-        return SignedPermutation(list(range(size)), signs)
+        else:
+            swap = SignedPermutation(list(range(size)), self._signs(where, kind, size))
+        if size != len(swap.sources):
+            raise TaskError(key=where, expected=f"{len(swap.sources)} numbers for this kind", got=size)
+        return swap
 
     def omega_terms(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
         """Return the angular velocity's terms for a frame from column `first`."""
@@ -154,15 +153,10 @@ class _Kinds:
             raise TaskError(key=f"{where}={kind!r}", expected=f"a multiple of {len(SIGNS[kind])} numbers", got=size)
         return SIGNS[kind] * times
 
-    def _scan(self, where: str, points: Tensor, size: int) -> SignedPermutation:
-        self._check(where, size, len(points))
+    def _scan(self, where: str, points: Tensor) -> SignedPermutation:
         points = points.detach().cpu().double()
         nearest = torch.cdist(points * torch.tensor([1.0, -1.0]), points).min(dim=1)
         if float(nearest.values.max()) > EXACT:
             point = points[int(nearest.values.argmax())].tolist()
             raise TaskError(f"scan point {point} has no counterpart on the other side", key=where)
-        return SignedPermutation(nearest.indices.tolist(), [1.0] * size)
-
-    def _check(self, where: str, size: int, expected: int) -> None:
-        if size != expected:
-            raise TaskError(key=where, expected=f"{expected} numbers for this kind", got=size)
+        return SignedPermutation(nearest.indices.tolist(), [1.0] * len(points))

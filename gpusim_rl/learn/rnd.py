@@ -42,9 +42,8 @@ class RandomDistillation(Extension):
             pair = [nn.Sequential(net := MLP(size, rnd), nn.Linear(net.out_size, rnd.outputs)) for _ in range(2)]
             self.seen, self.sums = RunningNormalizer(size, clip=cfg.clip_obs), RunningNormalizer(1)
         self.target, self.predictor = pair[0].requires_grad_(False), pair[1]
-        if context.collective.size > 1:
-            for net in pair:
-                net.load_state_dict(context.collective.share({name: x.cpu() for name, x in net.state_dict().items()}))
+        for net in pair:
+            net.load_state_dict(context.collective.share({name: x.cpu() for name, x in net.state_dict().items()}))
         self.optimizer = MaskedAdamW([*self.predictor.parameters()], rnd.learning_rate)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the training
         self.discounted = torch.zeros(env.num_envs, device=device)  # reward sum per env
@@ -53,9 +52,8 @@ class RandomDistillation(Extension):
         self._states: Tensor | None = None
         self._rollout: Rollout | None = None
 
-    @staticmethod
-    def _next(rollout: Rollout, group: str) -> Float[Tensor, "time envs size"]:
-        return torch.cat([rollout.obs[group][1:], rollout.last_obs[group][None]])
+    def _next(self, rollout: Rollout) -> Float[Tensor, "time envs size"]:
+        return torch.cat([rollout.obs[self.group][1:], rollout.last_obs[self.group][None]])
 
     def weights_of_steps(self) -> Float[Tensor, " time"]:
         """Return the scheduled weight of each step of the rollout [1/s]."""
@@ -69,7 +67,7 @@ class RandomDistillation(Extension):
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
         """Add the intrinsic rewards; `after_minibatch` then learns from the same states."""
-        self._rollout, states = rollout, self.seen(self._next(rollout, self.group))
+        self._rollout, states = rollout, self.seen(self._next(rollout))
         self._states = by_sequence(states, rollout.sequence_length)
         distance = torch.linalg.vector_norm(self.predictor(states) - self.target(states), dim=-1)
         if self._cfg.normalize:
@@ -93,7 +91,7 @@ class RandomDistillation(Extension):
         if not last:
             return {}
         rollout, self._states, self._rollout = self._rollout, None, None
-        self.seen.update(self._next(rollout, self.group).flatten(0, 1), rollout.valid.flatten(), self._collective)
+        self.seen.update(self._next(rollout).flatten(0, 1), rollout.valid.flatten(), self._collective)
         return {"loss/rnd": loss, "rnd/reward": self.mean.clone()}
 
     def describe(self) -> dict[str, str]:

@@ -41,9 +41,7 @@ class Symmetry(Extension):
     @classmethod
     def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Symmetry:
         """Build the symmetry of a training; raise ConfigError if policy or task do not support it."""
-        network = f"{context.section}.network"
-        key = f"{context.section}.symmetry"
-        problem = None
+        network, key = (f"{context.section}.{name}" for name in ("network", "symmetry"))
         if cfg.network.rnn is not None:
             problem = f"the recurrent state of a mirror image is not known ({network}.rnn={cfg.network.rnn})"
         elif env.images and (frames := cfg.network.encoder.frames) > 1:

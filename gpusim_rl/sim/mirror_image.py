@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 
 import mujoco
 import numpy as np
@@ -50,7 +51,6 @@ class MirrorImage:
     def __init__(self, scene: Scene, name: str) -> None:
         self._scene, self._model, self._name = scene, scene.model, name
         self._data = mujoco.MjData(self._model)
-        self._data.qpos[:] = self._model.qpos0
         mujoco.mj_kinematics(self._model, self._data)
         bodies = scene.elements_of(name, "body")
         self._names = {i: label for label, i in bodies.items()}
@@ -94,8 +94,8 @@ class MirrorImage:
 
     def _pair_joints(self) -> SignedPermutation:
         model, names, ids = self._model, list(self._joints), self._joint_ids
-        index, signs = [], []
-        for label, joint in self._joints.items():
+        sources, signs = [0] * len(ids), [0.0] * len(ids)
+        for k, (label, joint) in enumerate(self._joints.items()):
             body, kind = int(model.jnt_bodyid[joint]), int(model.jnt_type[joint])
             there, here = ([i for i in ids if model.jnt_bodyid[i] == owner] for owner in (self._partners[body], body))
             if len(there) != len(here) or model.jnt_type[there[here.index(joint)]] != kind:
@@ -104,17 +104,15 @@ class MirrorImage:
             # rotation about an axis: pseudo-vector; slide along it: vector
             wanted = (PSEUDOVECTOR if kind == _HINGE else VECTOR) * self._turned(self._data.xaxis[joint])
             along = float(wanted @ self._turned(self._data.xaxis[other]))
-            twin = names[ids.index(other)]
+            to = ids.index(other)
             if abs(along) < 1.0 - SLACK:
-                raise self._none(f"the axes of the joints {label!r} and {twin!r} do not mirror each other")
-            index.append(ids.index(other))
-            signs.append(float(np.sign(along)))
-        reference = model.qpos0[model.jnt_qposadr[ids]]
-        for k, (label, other, sign) in enumerate(zip(names, index, signs, strict=True)):
-            if abs(reference[other] - sign * reference[k]) > SLACK:
-                both = f"{reference[k]:.3g} and {reference[other]:.3g}"
-                raise self._none(f"the reference positions of {label!r} and {names[other]!r} are {both}")
-        return _inverse(index, signs)
+                raise self._none(f"the axes of the joints {label!r} and {names[to]!r} do not mirror each other")
+            sources[to], signs[to] = k, float(np.sign(along))
+            one, two = model.qpos0[model.jnt_qposadr[[joint, other]]]
+            if abs(two - signs[to] * one) > SLACK:
+                both = f"{one:.3g} and {two:.3g}"
+                raise self._none(f"the reference positions of {label!r} and {names[to]!r} are {both}")
+        return SignedPermutation(sources, signs)
 
     def _pair_actuators(self) -> SignedPermutation:
         model, ids = self._model, self._joint_ids
@@ -123,11 +121,9 @@ class MirrorImage:
             if model.actuator_trntype[i] not in _ON_JOINTS or model.actuator_trnid[i, 0] not in ids:
                 raise self._none(f"the image of actuator {label!r}, which is on no joint, is unknown")
             on.setdefault(int(model.actuator_trnid[i, 0]), []).append(i)
-        places, count = {}, 0
-        for i in self._actuators.values():
-            places[i] = count
-            count += int(model.actuator_ctrlnum[i])
-        index, signs = [0] * count, [1.0] * count
+        sizes = [int(model.actuator_ctrlnum[i]) for i in self._actuators.values()]
+        places = dict(zip(self._actuators.values(), accumulate(sizes, initial=0), strict=False))
+        index, signs = [0] * sum(sizes), [1.0] * sum(sizes)
         for label, i in self._actuators.items():
             joint = int(model.actuator_trnid[i, 0])
             k = ids.index(joint)
@@ -148,7 +144,6 @@ class MirrorImage:
             if name in self.bodies:
                 other = self.bodies[name]
             elif name in sites:
-                mujoco.mj_kinematics(self._model, self._data)
                 pos = {other: self._in_root(self._data.site_xpos[sites[other]]) for other in names if other in sites}
                 away = {other: float(np.linalg.norm(pos[other] - VECTOR * pos[name])) for other in pos}
                 other = min(away, key=lambda other: (round(away[other], 6), other != name))
@@ -167,10 +162,8 @@ class MirrorImage:
         `kind` is "vector" or "pseudovector". Raise TaskError unless the site's body is its own image.
         """
         site = self._scene.elements_of(self._name, "site").get(name)
-        body = None if site is None else int(self._model.site_bodyid[site])
-        if site is None or body is None or self._partners[body] != body:
+        if site is None or self._partners[body := int(self._model.site_bodyid[site])] != body:
             raise TaskError(f"{self._name!r} has no site {name!r} on a body that is its own mirror image")
-        mujoco.mj_kinematics(self._model, self._data)
         axes = self._data.xmat[self._root].reshape(3, 3).T @ self._data.site_xmat[site].reshape(3, 3)
         pos = self._in_root(self._data.site_xpos[site])
         turn = np.cross(np.eye(3), pos - VECTOR * pos).T  # times an angular velocity: its cross product with the offset
@@ -201,13 +194,12 @@ class MirrorImage:
     def _difference(self) -> float:
         model = copy.copy(self._model)
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT
-        one, two, random = mujoco.MjData(model), mujoco.MjData(model), np.random.default_rng(0)
+        random = np.random.default_rng(0)
         columns, dofs = (adr[self._joint_ids] for adr in (model.jnt_qposadr, model.jnt_dofadr))
         controls = list(self._actuators.values()) if len(self._actuators) == len(self.actuators.signs) else []
         changes = []
         for _ in range(STATES):
-            for data in (one, two):
-                mujoco.mj_resetData(model, data)
+            one, two = mujoco.MjData(model), mujoco.MjData(model)
             one.qpos[columns] += random.uniform(-0.2, 0.2, len(columns))
             one.qvel[:] = random.normal(size=model.nv)
             one.ctrl[controls] = random.uniform(-1.0, 1.0, len(controls))
@@ -232,9 +224,3 @@ class MirrorImage:
 
 def _swapped(values: Float[np.ndarray, " size"], swap: SignedPermutation) -> Float[np.ndarray, " size"]:
     return values[swap.sources] * swap.signs
-
-
-def _inverse(index: list[int], signs: list[float]) -> SignedPermutation:
-    """Return the inverse permutation of `index`, with its signs."""
-    order = [index.index(k) for k in range(len(index))]
-    return SignedPermutation(order, [signs[k] for k in order])

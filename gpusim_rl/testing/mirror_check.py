@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpusim_rl.env.mirrors import mirrored
+from gpusim_rl.env.mirrors import matrix, mirrored
 from gpusim_rl.env.vec_env import VecEnv
 from gpusim_rl.sim.mirror_image import PSEUDOVECTOR, QUATERNION, VECTOR, MirrorImage
 from gpusim_rl.spaces import SignedPermutation
@@ -19,10 +19,7 @@ LEAST = 1e-5  # smallest change of a term that can be compared
 
 def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
     """Return the mirror image of vectors [*batch, size]."""
-    image = values[..., swap.sources] * values.new_tensor(swap.signs)
-    for row, source, factor in swap.terms:
-        image[..., row] += factor * values[..., source]
-    return image
+    return values @ values.new_tensor(matrix(swap)).T
 
 
 def differences_by_term(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> dict[str, float | None]:
