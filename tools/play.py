@@ -133,9 +133,10 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.sim.interface import put_pose
+    from gpusim_rl.view.player import Player
     from gpusim_rl.view.renderer import Camera, picture_model
 
-    env, follow = player.env, follower(player)
+    env, follow = player.env, follower(player) if isinstance(player, Player) else lambda: None
     if not isinstance(env, VecEnv):  # envs of another library open their own window
         for _ in count() if steps is None else range(steps):
             player.step()
@@ -178,7 +179,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
             time.sleep(due - now)
 
 
-def follower(player: Player | DumpReplay) -> Callable[[], None]:
+def follower(player: Player) -> Callable[[], None]:
     """Return a function that periodically looks for a newer checkpoint and reports it."""
     checked_s = time.perf_counter()
 

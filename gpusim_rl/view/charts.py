@@ -78,12 +78,12 @@ def chart(
     return _svg(figure, label)
 
 
-def save(figure: Figure, file: IO[bytes], form: str) -> None:
+def save(figure: Figure, file: IO[bytes], form: str, *, transparent: bool = False) -> None:
     """Write a picture with literal text: run names are not TeX."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
         text.set_usetex(False)  # pyright: ignore[reportAttributeAccessIssue]
-    figure.savefig(file, format=form, dpi=150)
+    figure.savefig(file, format=form, dpi=150, transparent=transparent)
 
 
 def time_unit(last_s: float) -> tuple[str, float]:
@@ -165,10 +165,8 @@ def _thinned(curve: Curve) -> Curve:
 
 def _svg(figure: Figure, label: str) -> str:
     file = io.BytesIO()
-    figure.patch.set_visible(False)
-    figure.axes[0].patch.set_visible(False)
     with rc_context({"svg.fonttype": "none"}):
-        save(figure, file, "svg")
+        save(figure, file, "svg", transparent=True)
     width, height = (72.0 * figure.get_size_inches()).round().astype(int)
     label = html.escape(label, quote=True)
     text = re.sub(NOT_FOR_A_PAGE, "", file.getvalue().decode(), flags=re.DOTALL)

@@ -71,9 +71,7 @@ class Player:
         or with `from_yaml`. `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `replay_sim` (not for
         envs of another library), else the registry's. `trust` imports any class that the run names; `config_dir` is
         the trusted folder of `-cd`; `render_mode` goes to envs of another library; `changes` are overrides by full key.
-
-        Raises:
-            ConfigError: The run does not exist, or does not fit this version's task.
+        Raise ConfigError if the run does not exist, or does not fit this version's task.
         """
         import_from_current_folder()
         if act != "trained" and name in tasks(config_dir) and (from_yaml or not Path("runs", name).exists()):

@@ -179,10 +179,8 @@ def make_renderer(
 ) -> Renderer:
     """Build the best available renderer for pictures of this size [pixels] of envs at `qpos`, shape [tiles, nq].
 
-    `name` is `gl` (OpenGL), `ray` (MuJoCo Warp's ray caster) or `auto`; the default camera follows the robot.
-
-    Raises:
-        ConfigError: No renderer works; the hint names packages to install.
+    `name` is `gl` (OpenGL), `ray` (MuJoCo Warp's ray caster) or `auto`; the default camera follows the robot. Raise
+    ConfigError, with packages to install, if none works.
     """
     grid = Grid.of(len(qpos), width, height)
     camera = camera or Camera(scene, qpos)
@@ -227,7 +225,7 @@ class GlRenderer:
     """MuJoCo's OpenGL renderer on `egl`, `osmesa`, `glfw` or `cgl`; all tiles share one buffer."""
 
     def __init__(self, scene: Scene, camera: Camera, grid: Grid, platform: str) -> None:
-        self.name, self._grid, self._camera = platform, grid, camera
+        self._grid, self._camera = grid, camera
         self._model = picture_model(scene, camera)
         self._model.vis.global_.offwidth, self._model.vis.global_.offheight = grid.width, grid.height
         self._gl = importlib.import_module(f"mujoco.{platform}").GLContext(grid.width, grid.height)
@@ -274,8 +272,6 @@ class GlRenderer:
 
 class RayRenderer:
     """MuJoCo Warp's ray caster on the CPU: no OpenGL, system library or display."""
-
-    name = "ray"
 
     def __init__(self, scene: Scene, camera: Camera, grid: Grid) -> None:
         import torch

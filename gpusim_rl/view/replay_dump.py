@@ -28,9 +28,6 @@ from gpusim_rl.view.player import whole_episodes
 class DumpReplay:
     """Step-by-step replay of a dump, shown by viewers like a `Player`."""
 
-    checkpoint: Path | None = None
-    iteration: int | None = None
-
     def __init__(self, env: Environment, title: str, lines: Iterator[str]) -> None:
         self.env, self.title, self._lines = env, title, lines
 
@@ -38,13 +35,10 @@ class DumpReplay:
     def open(
         cls, file: Path, sim: str | None = None, *, trust: bool = False, config_dir: str | None = None
     ) -> DumpReplay:
-        """Restore the envs from `diverged.pt`, `skipped.pt` or a checkpoint.
+        """Restore the envs from `diverged.pt`, `skipped.pt` or a checkpoint, or raise ConfigError.
 
         Without `sim`, a divergence runs on the registry's choice (`replay_sim`), an update on the run's own simulator.
         `trust` imports any class that the file names; `config_dir` is the trusted folder of `-cd`.
-
-        Raises:
-            ConfigError: The file is not a dump, or does not fit this version's task.
         """
         import_from_current_folder()
         state = load(file)
@@ -91,10 +85,6 @@ class DumpReplay:
         """Perform the next step; return its description, or None after the last one."""
         with torch.no_grad():
             return next(self._lines, None)
-
-    def follow(self) -> bool:
-        """Return False: a dump never changes."""
-        return False
 
     def close(self) -> None:
         """Close the simulator."""

@@ -26,7 +26,7 @@ from gpusim_rl.run.logger import command
 from gpusim_rl.run.run_dir import chosen_task
 from gpusim_rl.settings.discover import recipes, tasks
 from gpusim_rl.settings.overrides import key_of
-from gpusim_rl.settings.saved_run import repeating_words
+from gpusim_rl.settings.saved_run import check_record, repeating_words
 from gpusim_rl.view.charts import MOST, Line, chart, short
 from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, in_words, titles
 
@@ -304,11 +304,11 @@ def _spread(runs: Sequence[SavedCurves], key: str) -> str:
 
 def _task_name(run: SavedCurves) -> str:
     """Return the name of the task's yaml, or of its class if overrides.yaml does not name it."""
-    words: Any = []
     with suppress(ConfigError):
         words = load_yaml(run.run.overrides_yaml)
-    words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
-    return chosen_task(words) or run.task
+        check_record(words, run.run.overrides_yaml)
+        return chosen_task(words) or run.task
+    return run.task
 
 
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -132,18 +132,13 @@ def caption_words(player: Player) -> list[str]:
     if player.policy is None:
         return [player.name, f"{player.act} actions"]
     words = [player.name, f"iteration {player.iteration:,}"]
-    value = None if player.run_dir is None else _return_at(player.run_dir / "metrics.csv", player.iteration)
-    return words if value is None else [*words, f"return {value:,.4g}"]
-
-
-def _return_at(metrics: Path, iteration: int | None) -> float | None:
-    if not metrics.is_file():
-        return None
-    refuse_links(metrics.parent)
-    content = read_csv(metrics)
+    if player.run_dir is None or not (player.run_dir / "metrics.csv").is_file():
+        return words
+    refuse_links(player.run_dir)
+    content = read_csv(player.run_dir / "metrics.csv")
     rows = (dict(zip(content.columns, row, strict=True)) for row in content.rows())
-    values = (row.get("episode/return") for row in rows if row["iteration"] == str(iteration))
-    return next((float(value) for value in values if value), None)
+    values = [row.get("episode/return") for row in rows if row["iteration"] == str(player.iteration)]
+    return [*words, *(f"return {float(value):,.4g}" for value in values[:1] if value)]
 
 
 def command_captions(env: Environment) -> list[str]:

@@ -12,9 +12,9 @@ import math
 import re
 import socket
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from gpusim_rl.errors import ConfigError, import_extra
 
@@ -29,8 +29,23 @@ HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "sam
 def guarded_server(host: str | None, port: int, needed_by: str) -> Any:
     """Start viser's server behind a `Guard`; without `host`, on localhost for nobody."""
     guard, viser, _ = Guard(host), *(import_extra(name, "view", needed_by) for name in ("viser", "mjviser"))
-    with contextlib.redirect_stdout(io.StringIO()), guard.installed():  # viser prints the address
-        guard.server = viser.ViserServer(host=host or "127.0.0.1", port=port, verbose=False)
+    library: Any = importlib.import_module("websockets.asyncio.server")
+    serve, guarded = library.serve, []
+
+    def guarded_serve(handler: Any, *arguments: Any, process_request: Any, **options: Any) -> Any:
+        guarded.append(True)
+        options |= {"logger": SILENT, "max_size": MESSAGE_BYTES, "process_request": guard._request(process_request)}
+        options |= {"create_connection": guard._connection(library.ServerConnection)}
+        return serve(guard._handler(handler), *arguments, **options)
+
+    library.serve = guarded_serve
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # viser prints the address
+            guard.server = viser.ViserServer(host=host or "127.0.0.1", port=port, verbose=False)
+    finally:
+        library.serve = serve
+    if not guarded:
+        raise ConfigError("this version of viser starts its server in an unknown way", hint="Try viser 1.1")
     # Otherwise any open page could request a public tunnel.
     guard.server.request_share_url = lambda verbose=True: None
     return guard.server
@@ -40,28 +55,7 @@ class Guard:
     """Guard of a viser server at `host` (None admits nobody); drops messages until `server` is set."""
 
     def __init__(self, host: str | None) -> None:
-        self.host, self._connections = host, set()
-        self.server: Any = None
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Guard the server that viser starts within the block."""
-        library: Any = importlib.import_module("websockets.asyncio.server")
-        serve, guarded = library.serve, []
-
-        def guarded_serve(handler: Any, *arguments: Any, process_request: Any, **options: Any) -> Any:
-            guarded.append(True)
-            options |= {"logger": SILENT, "max_size": MESSAGE_BYTES}
-            options |= {"create_connection": self._connection(library.ServerConnection)}
-            return serve(self._handler(handler), *arguments, process_request=self._request(process_request), **options)
-
-        library.serve = guarded_serve
-        try:
-            yield
-        finally:
-            library.serve = serve
-        if not guarded:
-            raise ConfigError("this version of viser starts its server in an unknown way", hint="Try viser 1.1")
+        self.host, self.server = host, cast("Any", None)  # the server is set when it runs
 
     def problem(self, own: tuple[str, int], hosts: list[str], origins: list[str], path: str) -> str:
         """Return why a request is refused, or "".
@@ -114,7 +108,7 @@ class Guard:
             problem = self.problem((host.removeprefix("::ffff:"), port), hosts, origins, received.path)
             if problem:
                 return connection.respond(http.HTTPStatus.FORBIDDEN, f"This page is refused: {problem}.\n")
-            if len(self._connections) >= CLIENTS:
+            if len(connection.server.handlers) > CLIENTS:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many open pages.\n")
             response = inner(connection, received)
             if response is not None:
@@ -123,18 +117,15 @@ class Guard:
 
         return request
 
-    def _handler(self, inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @staticmethod
+    def _handler(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
         version = f"viser-v{importlib.import_module('viser').__version__}"
 
         async def handler(connection: Any) -> None:
-            if connection.subprotocol != version:  # viser would print it
-                await connection.close(1002, f"expected {version}: reload the page")
-                return
-            self._connections.add(connection)
-            try:
+            if connection.subprotocol == version:
                 await inner(connection)
-            finally:
-                self._connections.discard(connection)
+            else:  # viser would print it
+                await connection.close(1002, f"expected {version}: reload the page")
 
         return handler
 
