@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import find_checkpoint
+from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.settings.trust import add_trust_arguments
 
@@ -60,8 +61,6 @@ def open_player(args: argparse.Namespace, **options: Any) -> Player:
     """Open the player of a command line; `options` go to `Player.open`."""
     if args.policy == "trained":
         args.run = str(find_checkpoint(args.run).file)  # before torch is imported
-    from gpusim_rl.machine.hardware import limit_openmp_spin
-
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.view.player import Player
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 import numpy as np
@@ -34,15 +33,6 @@ NOT_FOR_A_PAGE = (
 )
 
 
-@dataclass(frozen=True)
-class Line:
-    """Group of runs in a chart."""
-
-    colour: int  # index
-    curves: Sequence[Curve]  # one per run
-    ends: Sequence[str]  # one per run: complete, training, stopped or failed
-
-
 def draw_runs(
     axes: Axes, curves: Sequence[Curve], colour: str | None = None
 ) -> tuple[Line2D, np.ndarray, np.ndarray, np.ndarray]:
@@ -57,14 +47,14 @@ def draw_runs(
 
 
 def chart(
-    lines: Sequence[Line], *, label: str, size: tuple[int, int], time_axis: bool = False, threshold: float | None = None
+    groups: Mapping[int, list[Curve]], *, label: str, size: tuple[int, int], time: bool = False, threshold: float | None
 ) -> str:
-    """Draw groups of runs as an `<svg>` element; empty without data.
+    """Draw curves of runs by index of their colour, as an `<svg>` element; empty without data.
 
     A mean ends at a bar with its shortest run; markers end runs that did not complete. `size` is [px], `label` the
-    accessible name; `time_axis` selects time [s] instead of env steps.
+    accessible name; `time` selects time [s] instead of env steps.
     """
-    points = [curve for line in lines for curve in line.curves if len(curve.x)]
+    points = [curve for curves in groups.values() for curve in curves if len(curve.x)]
     if not points:
         return ""
     width, height = size
@@ -72,9 +62,9 @@ def chart(
     figure = Figure(figsize=(width / 72, height / 72))
     axes = figure.add_axes((LEFT / width, BOTTOM / height, 1.0 - (LEFT + RIGHT) / width, 1.0 - (TOP + BOTTOM) / height))
     axes.set(xlim=(0.0, right), ylim=_range(points, threshold))
-    _draw_axes(axes, size, time_unit(right) if time_axis else ("steps", 1.0), threshold)
-    for line in lines:
-        _draw_line(axes, line)
+    _draw_axes(axes, size, time_unit(right) if time else ("steps", 1.0), threshold)
+    for colour, curves in groups.items():
+        _draw_group(axes, DRAWN[f"c{colour % GROUP_COLOURS}"], [_thinned(curve) for curve in curves if len(curve.x)])
     return _svg(figure, label)
 
 
@@ -143,15 +133,13 @@ def _ticks(low: float, high: float, most: int) -> np.ndarray:
     return np.where(abs(values) < margin, 0.0, values)[(values >= low - margin) & (values <= high + margin)]
 
 
-def _draw_line(axes: Axes, line: Line) -> None:
-    curves = [_thinned(curve) for curve in line.curves if len(curve.x)]
+def _draw_group(axes: Axes, colour: str, curves: Sequence[Curve]) -> None:
     if not curves:
         return
-    colour = DRAWN[f"c{line.colour % GROUP_COLOURS}"]
     _, x, mean, _ = draw_runs(axes, curves, colour)
-    for curve, end in zip(line.curves, line.ends, strict=True):
-        if len(curve.x) and end != "complete":
-            mark, gid = ("x", "failed") if end == "failed" else ("o", "stopped")
+    for curve in curves:
+        if curve.end != "complete":
+            mark, gid = ("x", "failed") if curve.end == "failed" else ("o", "stopped")
             style = {"markersize": 7, "markeredgewidth": 2, "markerfacecolor": DRAWN["card"]}
             axes.plot(curve.x[-1], curve.y[-1], mark, color=colour, clip_on=False, gid=gid, **style)
     if len(x) and any(curve.x[-1] > 1.02 * x[-1] for curve in curves):
@@ -160,7 +148,7 @@ def _draw_line(axes: Axes, line: Line) -> None:
 
 def _thinned(curve: Curve) -> Curve:
     stride = -(-len(curve.x) // MOST) or 1
-    return Curve(*(values[::-stride][::-1] for values in (curve.x, curve.y)))
+    return Curve(curve.x[::-stride][::-1], curve.y[::-stride][::-1], curve.end)
 
 
 def _svg(figure: Figure, label: str) -> str:

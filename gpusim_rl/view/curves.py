@@ -45,6 +45,7 @@ class Curve:
 
     x: np.ndarray
     y: np.ndarray
+    end: str = "complete"  # of its run, or training, stopped or failed
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class SavedCurves:
         """Return a column, NaN if missing."""
         return self.columns.get(key, np.full(len(self.columns["iteration"]), np.nan))
 
-    def curve(self, key: str, x_column: str) -> Curve:
+    def curve(self, key: str, x_column: str, end: str = "complete") -> Curve:
         """Return a column against another, without points if missing."""
         x, y = self.column(x_column), self.column(key)
         known = (x >= 0) & (x < HUGE) & (np.abs(y) < HUGE)
-        return Curve(x[known], y[known])
+        return Curve(x[known], y[known], end)
 
 
 def run_folders(names: Sequence[str]) -> list[Path]:

@@ -87,8 +87,8 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
     if robot in known:
         spec = load_spec(compose([f"task={robot}"], config_dir), [])
         if not issubclass(spec.task_class, Task):
-            hint = "Try another task or a robot"
-            raise ConfigError(f"{robot!r} has no scene: its envs come from another library", hint=hint)
+            problem = f"{robot!r} has no scene: its envs come from another library"
+            raise ConfigError(problem, hint="Try another task or a robot")
         return spec.task_class.scene(spec.cfg.task)
     files = {file.stem: file for file in assets_dir().rglob("*.xml")}
     if robot not in files and not robot.startswith("menagerie:") and not robot.endswith((".xml", ".urdf")):

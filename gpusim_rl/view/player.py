@@ -118,16 +118,11 @@ class Player:
 
     def follow(self) -> bool:
         """Load a newer checkpoint of the same file; return whether there was one."""
-        if self.checkpoint is None:
+        file = self.checkpoint
+        if file is None or not file.is_file() or file.stat().st_mtime_ns == self._written_ns:  # the run may be moved
             return False
-        try:
-            written_ns = self.checkpoint.stat().st_mtime_ns
-        except OSError:  # the run was moved
-            return False
-        if written_ns != self._written_ns:
-            self.take(self.checkpoint)
-            return True
-        return False
+        self.take(file)
+        return True
 
     def take(self, file: Path) -> None:
         """Load another checkpoint of the run; on a damaged or unsuitable file, keep the old and raise ConfigError."""

@@ -55,8 +55,8 @@ class Grid:
         rows = math.ceil(tiles / columns)
         tile_width, tile_height = (width - GAP * (columns - 1)) // columns, (height - GAP * (rows - 1)) // rows
         if min(tile_width, tile_height) < 16:
-            hint = "Try --num-envs 4 or --width 1920"
-            raise ConfigError(f"{width}x{height} pixels are too few for {tiles} envs", hint=hint)
+            problem = f"{width}x{height} pixels are too few for {tiles} envs"
+            raise ConfigError(problem, hint="Try --num-envs 4 or --width 1920")
         return cls(tiles, width, height, columns, rows, tile_width, tile_height)
 
     def corner(self, tile: int) -> tuple[int, int]:

@@ -49,8 +49,7 @@ class DumpReplay:
             check_training(state, file, ("config", "overrides", "iteration", "task", "sim"))
             make = cls._update
         else:
-            problem = "is neither a dump nor a checkpoint of a training"
-            raise ConfigError(f"{file} {problem}", hint="Try diverged.pt of a run")
+            raise ConfigError("neither a dump nor a checkpoint", key=str(file), hint="Try diverged.pt of a run")
         state["config"] = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         check_settings(state["config"])
         return make(file, state, sim)

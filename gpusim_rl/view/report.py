@@ -27,7 +27,7 @@ from gpusim_rl.run.run_dir import chosen_task
 from gpusim_rl.settings.discover import recipes, tasks
 from gpusim_rl.settings.overrides import key_of
 from gpusim_rl.settings.saved_run import check_record, repeating_words
-from gpusim_rl.view.charts import MOST, Line, chart, short
+from gpusim_rl.view.charts import MOST, chart, short
 from gpusim_rl.view.curves import FREE, SavedCurves, count, flat, grouped, in_words, titles
 
 WINDOW = 100  # episodes in a mean
@@ -147,13 +147,11 @@ def _task(groups: Sequence[Group], config_dir: str | None) -> dict[str, Any]:
     stats = [key for key in columns if key.startswith("task/")]
 
     def curve_chart(key: str, size: tuple[int, int], x_column: str = "env_steps") -> str:
-        lines = [
-            Line(group.colour, [run.curve(key, x_column) for run in group.runs], [end.kind for end in group.endings])
-            for group in groups
-        ]
+        ends = {it.colour: zip(it.runs, it.endings, strict=True) for it in groups}
+        curves = {colour: [run.curve(key, x_column, end.kind) for run, end in runs] for colour, runs in ends.items()}
         threshold, by_time = goal.threshold if goal and goal.column == key else None, x_column.startswith("time/")
         label = f"{key} over {'time' if by_time else 'env steps'}"
-        return chart(lines, label=label, size=size, time_axis=by_time, threshold=threshold)
+        return chart(curves, label=label, size=size, time=by_time, threshold=threshold)
 
     def panels(keys: Sequence[str], size: tuple[int, int] = SMALL, above: str = "") -> list[dict[str, str]]:
         drawn = [(key, curve_chart(key, size)) for key in keys]
@@ -221,10 +219,9 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
 
 
 def _run(group: Group, run: SavedCurves, end: Ending) -> dict[str, Any]:
-    try:
+    environment: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
         environment = run.run.environment
-    except (OSError, ValueError):
-        environment = {}
     git, sim, versions = (_section(environment, name) for name in ("git", "sim", "versions"))
     devices = _section(environment, "gpu").get("devices")
     gpus = [device.get("name") for device in (devices if isinstance(devices, list) else []) if isinstance(device, dict)]

@@ -94,8 +94,7 @@ def seen(player: Player) -> list[np.ndarray]:
     """Return each env's newest policy image, uint8 [height, width, 3], or raise ConfigError."""
     images = player.images
     if not images:
-        problem = f"the policy of {player.name} sees no images"
-        raise ConfigError(problem, key="--renderer policy", hint="Try --renderer auto")
+        raise ConfigError(f"{player.name} has no images", key="--renderer policy", hint="Try --renderer auto")
     return list(newest(next(iter(images.values()))))
 
 

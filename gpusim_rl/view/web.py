@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -86,9 +87,8 @@ class WebViewer:
     def run(self, steps: int | None = None) -> None:
         """Step at the page's speed."""
         dt = self._vec_env.task.dt
-        # Minimum intervals [s].
-        refresh = {self._scene.draw: FRAME_S, self.show_images: 0.1, self.show: 0.2, self.look_for_checkpoints: 1.0}
-        due, refreshed_s = time.perf_counter(), dict.fromkeys(refresh, 0.0)
+        every_s = {self._scene.draw: FRAME_S, self.show_images: 0.1, self.show: 0.2, self.look_for_checkpoints: 1.0}
+        due, refreshed_s = time.perf_counter(), dict.fromkeys(every_s, 0.0)
         end = None if steps is None else self._steps + steps
         while end is None or self._steps < end:
             self.drain()
@@ -98,7 +98,7 @@ class WebViewer:
                 self.step()
                 self._steps_to_take = max(0, self._steps_to_take - 1)
             now = time.perf_counter()
-            for act, interval_s in refresh.items() if watched else ():
+            for act, interval_s in every_s.items() if watched else ():
                 if now - refreshed_s[act] >= interval_s:
                     act()
                     refreshed_s[act] = now
@@ -199,7 +199,7 @@ class WebViewer:
             self._on(gui.add_slider("Env", 0, num_envs - 1, 1, 0, hint="followed env"), self.follow)
         self._on(gui.add_checkbox("Camera follows", True), lambda on: setattr(self._scene, "following", on))
         if num_envs > 1:
-            self._on(gui.add_checkbox("Hide others", False), self._scene.hide_others)
+            self._on(gui.add_checkbox("Hide others", False), partial(self._scene.show, "show_only_selected"))
         self._sliders: list[Any] = []
         if self.commands is not None and (controls := self.commands.controls()):
             with gui.add_folder("Command"):
@@ -230,7 +230,7 @@ class WebViewer:
                 self._problem = gui.add_html("")
         with gui.add_folder("Show"):
             for label, flag in (("Contact points", "show_contact_points"), ("Contact forces", "show_contact_forces")):
-                self._on(gui.add_checkbox(label, False), lambda on, flag=flag: self._scene.show(flag, on))
+                self._on(gui.add_checkbox(label, False), partial(self._scene.show, flag))
         self.show()
 
     def _on(self, handle: Any, act: Callable[[Any], None]) -> Any:

@@ -155,10 +155,10 @@ def _is_of(message: dict[str, Any], kind: type) -> bool:
 
 
 def _is_own(host: str, names: Collection[str], port: int) -> bool:
-    match = re.fullmatch(r"(?:\[([\da-fA-F:.]+(?:%[\w.-]+)?)\]|([^:\[\]]+))(:\d+)?", host)
+    match = re.fullmatch(r"(\[[\da-fA-F:.]+(?:%[\w.-]+)?\]|[^:\[\]]+)(:\d+)?", host)
     if match is None:
         return False
-    address, name, rest = match.groups()
+    name, rest = match[1].strip("[]").lower(), match[2]
     with contextlib.suppress(ValueError):
-        address = address and str(ipaddress.ip_address(address))
-    return (address or name).lower() in names and rest in ((f":{port}", None) if port == 80 else (f":{port}",))
+        name = str(ipaddress.ip_address(name))
+    return name in names and rest in ((f":{port}", None) if port == 80 else (f":{port}",))

@@ -56,7 +56,7 @@ class WebScene:
         self._places = self._side_by_side(qpos[0])
         self._fixed = self._copy_fixed(server)
         self.following = True
-        self._target = np.zeros(3)
+        self._env, self._target, self._retarget = 0, np.zeros(3), True
         self.look_at(0)
         self._light(server)
         server.initial_camera.fov = math.radians(FOVY_DEG)
@@ -108,6 +108,7 @@ class WebScene:
 
     def look_at(self, env: int) -> None:
         """Move an env to the centre, with the others around it."""
+        self._retarget = self._retarget or env != self._env
         self._env = env
         places, alone = self._places - self._places[env], self._scene.show_only_selected
         self._around = np.zeros_like(places) if alone else places
@@ -115,16 +116,11 @@ class WebScene:
             handle.batched_positions = np.delete(places, env, axis=0) + position
             handle.visible = not alone
         self._scene.env_idx = env
-        self._retarget = True
-
-    def hide_others(self, on: bool) -> None:
-        """Show only the followed env, or all of them."""
-        self._scene.show_only_selected = on
-        self.look_at(self._env)
 
     def show(self, flag: str, on: bool) -> None:
-        """Toggle `show_contact_points` or `show_contact_forces` of the followed env."""
+        """Toggle `show_only_selected`, `show_contact_points` or `show_contact_forces` of the followed env."""
         setattr(self._scene, flag, on)
+        self.look_at(self._env)
 
     def draw(self) -> None:
         """Send the current state of the envs."""
@@ -148,8 +144,7 @@ class WebScene:
 def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
     """Play control steps and return an offline page; raise ConfigError for envs of another library."""
     if not isinstance(player.env, VecEnv):
-        problem = f"{player.name} is an env of another library, without a scene"
-        raise ConfigError(problem, key=needed_by, hint="Try a video")
+        raise ConfigError(f"{player.name}, of another library, has no scene", key=needed_by, hint="Try a video")
     every, fps = frame_rate(player.env.cfg.control_hz)
     with redirect_stdout(io.StringIO()), ExitStack() as stack:  # viser announces the end
         server = guarded_server(None, 0, needed_by)

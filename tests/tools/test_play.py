@@ -105,7 +105,7 @@ def test_a_task_is_played_before_any_training(tool_here, tmp_path, policy):
     [
         (["Cartpole", "--viewer", "native"], ["no display", "Try --viewer web or none"]),
         (["Nothing"], ["no checkpoint 'Nothing'"]),  # said before that there is no display
-        (["--replay", "x.pt", "--viewer", "none"], ["is neither a dump nor a checkpoint"]),
+        (["--replay", "x.pt", "--viewer", "none"], ["neither a dump nor a checkpoint"]),
         (["--viewer", "none"], ["expected a run or --replay FILE"]),
         (["Cartpole", "--viewer", "none", "--port", "8080"], ["--host and --port need --viewer web"]),
         (["--replay", "x.pt", "--viewer", "web"], ["a browser cannot show --replay; try --viewer none"]),

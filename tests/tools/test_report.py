@@ -18,7 +18,7 @@ from gpusim_rl.run.console import Console
 from gpusim_rl.run.run_dir import RunDir
 from gpusim_rl.view import charts, curves
 from gpusim_rl.view import report as reports
-from gpusim_rl.view.charts import Line, chart
+from gpusim_rl.view.charts import chart
 
 pytest_plugins = ["helpers.tool_runs"]
 
@@ -110,7 +110,7 @@ def first_chart(text: str) -> str:
 
 @pytest.fixture
 def no_charts(monkeypatch):
-    monkeypatch.setattr(reports, "chart", lambda lines, **_: "<svg></svg>" * any(len(c.x) for c in lines[0].curves))
+    monkeypatch.setattr(reports, "chart", lambda groups, **_: "<svg></svg>" * any(len(c.x) for c in groups[0]))
 
 
 def test_seeds_are_together_and_other_settings_beside_them(no_charts, write, seeds):
@@ -286,12 +286,12 @@ def test_only_means_of_100_episodes_reach_a_threshold():
 
 
 def drawn(y: list[float], end: str = "complete", **options: Any) -> str:
-    curve = curves.Curve(np.arange(len(y)) + 1.0, np.array(y))
-    return chart([Line(0, [curve], [end])], label="a", size=(640, 320), **options)
+    curve = curves.Curve(np.arange(len(y)) + 1.0, np.array(y), end)
+    return chart({0: [curve]}, label="a", size=(640, 320), **{"threshold": None, **options})
 
 
 def test_an_axis_has_round_numbers_and_its_unit():
-    text = drawn([0.0] * 7199 + [470.0], time_axis=True, threshold=450.0)
+    text = drawn([0.0] * 7199 + [470.0], time=True, threshold=450.0)
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", text)
     assert labels == ["0", "0.5", "1", "1.5", "2 h", "0", "100", "200", "300", "400", "threshold 450"]
 

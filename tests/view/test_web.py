@@ -560,7 +560,7 @@ def test_envs_stand_side_by_side_around_the_one_that_is_followed(task):
         assert min(apart) > (0.0 if task == "AnymalTerrain" else scene._camera.radius)
         scene.show("show_contact_points", True)
         scene.show("show_contact_forces", True)
-        scene.hide_others(True)
+        scene.show("show_only_selected", True)
         scene.draw()
         assert scene._scene.show_only_selected and all(not handle.visible for handle, _ in scene._fixed)
 
