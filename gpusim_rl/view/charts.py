@@ -59,21 +59,21 @@ def chart(
         return ""
     width, height = size
     right = max(float(curve.x.max()) for curve in points) or 1.0
-    figure = Figure(figsize=(width / 72, height / 72))
+    figure = Figure(figsize=(width / 72, height / 72), frameon=False)
     axes = figure.add_axes((LEFT / width, BOTTOM / height, 1.0 - (LEFT + RIGHT) / width, 1.0 - (TOP + BOTTOM) / height))
-    axes.set(xlim=(0.0, right), ylim=_range(points, threshold))
+    axes.set(xlim=(0.0, right), ylim=_range(points, threshold), axisbelow=True)
     _draw_axes(axes, size, time_unit(right) if time else ("steps", 1.0), threshold)
     for colour, curves in groups.items():
         _draw_group(axes, DRAWN[f"c{colour % GROUP_COLOURS}"], [_thinned(curve) for curve in curves if len(curve.x)])
     return _svg(figure, label)
 
 
-def save(figure: Figure, file: IO[bytes], form: str, *, transparent: bool = False) -> None:
+def save(figure: Figure, file: IO[bytes], form: str) -> None:
     """Write a picture with literal text: run names are not TeX."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # pyright: ignore[reportAttributeAccessIssue]
         text.set_usetex(False)  # pyright: ignore[reportAttributeAccessIssue]
-    figure.savefig(file, format=form, dpi=150, transparent=transparent)
+    figure.savefig(file, format=form, dpi=150)
 
 
 def time_unit(last_s: float) -> tuple[str, float]:
@@ -118,7 +118,6 @@ def _draw_axes(axes: Axes, size: tuple[int, int], unit: tuple[str, float], thres
         axes.get_xticklabels()[-1].set_horizontalalignment("right")
     axes.tick_params(length=0, pad=6)
     axes.grid(axis="y", color=DRAWN["grid"], linewidth=1)
-    axes.set_axisbelow(True)
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.spines["bottom"].set_color(DRAWN["line"])
     if threshold is not None:
@@ -153,8 +152,9 @@ def _thinned(curve: Curve) -> Curve:
 
 def _svg(figure: Figure, label: str) -> str:
     file = io.BytesIO()
+    figure.axes[0].patch.set_visible(False)
     with rc_context({"svg.fonttype": "none"}):
-        save(figure, file, "svg", transparent=True)
+        save(figure, file, "svg")
     width, height = (72.0 * figure.get_size_inches()).round().astype(int)
     label = html.escape(label, quote=True)
     text = re.sub(NOT_FOR_A_PAGE, "", file.getvalue().decode(), flags=re.DOTALL)
