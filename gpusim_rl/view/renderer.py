@@ -32,9 +32,6 @@ CAMERA = "gpusim_rl/camera"
 SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")  # OpenGL renderers on the CPU
 DEBIAN_GL = "libegl1 libopengl0 libgl1-mesa-dri, or libosmesa6"
 
-# Runs in a subprocess: a broken driver may abort, and PyOpenGL cannot switch platforms once loaded.
-_PROBE = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco/>'), 8, 8).close()"
-
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -89,7 +86,8 @@ class Camera:
 
     def _reach(self, model: mujoco.MjModel, qpos: np.ndarray) -> float:
         """Return the distance from the body's origin to its farthest carried point [m]."""
-        data = posed(model, qpos)
+        data = mujoco.MjData(model)
+        put_pose(model, data, qpos)
         geoms = np.isin(model.geom_bodyid, list(self.carried(model)))
         distance = np.linalg.norm(data.geom_xpos[geoms] - data.xpos[self.body], axis=1)
         return float((distance + model.geom_rbound[geoms]).max(initial=0.0))
@@ -117,13 +115,6 @@ class Camera:
         forward = flat * math.cos(elevation) + np.array([0.0, 0.0, math.sin(elevation)])
         right = np.cross(forward, [0.0, 0.0, 1.0]) / math.cos(elevation)
         return target - self.distance * forward, np.stack([right, np.cross(right, forward), -forward], axis=1)
-
-
-def posed(model: mujoco.MjModel, qpos: np.ndarray) -> mujoco.MjData:
-    """Return MjData with kinematics at `qpos`, shape [nq]."""
-    data = mujoco.MjData(model)
-    put_pose(model, data, qpos)
-    return data
 
 
 def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
@@ -155,9 +146,14 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
         model.light_mode[0] = mujoco.mjtCamLight.mjCAMLIGHT_TRACK.value
         model.light_bodyid[0] = camera.body
         model.light_dir0[0], model.light_pos0[0] = direction, -4.0 * camera.radius * direction
-    # Coincident ends of two bodies' capsules would flicker: shrink them differently, and imperceptibly.
+    # Coincident ends of capsules would flicker: shrink them imperceptibly, children and siblings differently.
+    depth, side, children = np.zeros((3, model.nbody), dtype=np.int64)
+    for body in range(1, model.nbody):  # parents precede children
+        parent = model.body_parentid[body]
+        depth[body], side[body] = depth[parent] + 1, (side[parent] + children[parent]) % 2
+        children[parent] += 1
     ends = np.isin(model.geom_type, (mujoco.mjtGeom.mjGEOM_SPHERE.value, mujoco.mjtGeom.mjGEOM_CAPSULE.value))
-    model.geom_size[ends, 0] *= 1.0 - THINNER * (model.geom_bodyid[ends] % 4)
+    model.geom_size[ends, 0] *= 1.0 - THINNER * (2 * (depth % 2) + side)[model.geom_bodyid[ends]]
     return model
 
 
@@ -214,7 +210,9 @@ def gl_platforms() -> list[str]:
 @cache
 def gl_works(platform: str) -> bool:
     """Return whether a platform can render, tried in a subprocess."""
-    command, variables = [sys.executable, "-c", _PROBE], {**os.environ, "MUJOCO_GL": platform}
+    # A broken driver may abort, and PyOpenGL cannot switch platforms once loaded.
+    probe = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco/>'), 8, 8).close()"
+    command, variables = [sys.executable, "-c", probe], {**os.environ, "MUJOCO_GL": platform}
     with suppress(subprocess.TimeoutExpired):
         done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
         return done.returncode == 0

@@ -13,7 +13,8 @@ import numpy as np
 from gpusim_rl.errors import ConfigError, import_extra
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.sim import Scene
-from gpusim_rl.view.renderer import FOVY_DEG, Camera, Grid, make_renderer, posed
+from gpusim_rl.sim.interface import put_pose
+from gpusim_rl.view.renderer import FOVY_DEG, Camera, Grid, make_renderer
 
 WIDE_AZIMUTH_DEG = 150.0  # view of wide robots, more from the front
 WIDE = 1.25  # minimum width over length of a wide robot
@@ -69,7 +70,8 @@ class FramingCamera(Camera):
 
     def _points(self, scene: Scene, qpos: np.ndarray) -> np.ndarray:
         """Return the box corners of all framed objects, world frame [m]."""
-        model, data = scene.model, posed(scene.model, qpos)
+        model, data = scene.model, mujoco.MjData(scene.model)
+        put_pose(model, data, qpos)
         robot = self._corners(model, data, self.carried(model))
         if not len(robot):
             return data.xpos[self.body] + self.radius * np.array([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])

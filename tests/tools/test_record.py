@@ -328,7 +328,7 @@ def test_ends_in_one_place_are_parted_in_pictures():
     model = rendering.picture_model(scene, rendering.Camera(scene, qpos_at_rest(scene, 1)))
     leg, foot = (float(model.geom(f"ant/{name}").size[0]) for name in ("leg_1", "foot_1"))
     corners = 1.0 - np.cos(np.pi / model.vis.quality.numslices)  # how far the sides of a drawn circle are inside of it
-    assert abs(leg - foot) > 2.0 * corners * 0.08 and min(leg, foot) > 0.97 * 0.08
+    assert abs(leg - foot) > 2.0 * corners * 0.08 and max(leg, foot) == 0.08
     assert (scene.model.geom_size == before).all(), "the physics stay as they are"
 
 
