@@ -80,16 +80,16 @@ def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
     """
     folder = paths.checkout() or Path.cwd()
     try:
-        root = Path(_git(folder, "rev-parse", "--show-toplevel").decode().rstrip("\n"))
-        sha = _git(root, "rev-parse", "HEAD").decode().strip()
+        words = _git(folder, "rev-parse", "--show-toplevel", "HEAD", "--git-path", "index").decode()
+        top, sha, index = words.splitlines()
+        root = Path(top)
         excluded = [path.absolute() for path in exclude]
         skip = [f":(exclude,top){p.relative_to(root)}" for p in excluded if p.is_relative_to(root) and p != root]
         new = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES, *skip)
-        index = root / _git(root, "rev-parse", "--git-path", "index").decode().rstrip("\n")
         with tempfile.TemporaryDirectory() as scratch:
             # New files are announced in a copy, so that they show in the diff and the user's index stays unchanged.
             # copy2 keeps the index's time, by which git knows which files may have changed since.
-            env = {**os.environ, "GIT_INDEX_FILE": shutil.copy2(index, f"{scratch}/index")}
+            env = {**os.environ, "GIT_INDEX_FILE": shutil.copy2(folder / index, f"{scratch}/index")}
             if new:
                 files = new.decode().rstrip("\0").split("\0")
                 _git(root, "add", "--intent-to-add", "--", *files, env=env)
