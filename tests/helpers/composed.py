@@ -30,7 +30,7 @@ def compose_once() -> None:
         if (
             config_dir is not None
             or saved is not None
-            or not all(re.fullmatch(r"/[\w/-]+", folder) for folder in folders)
+            or not all(re.fullmatch(r"/[\w/.-]+", folder) for folder in folders)
         ):
             return compose(overrides, config_dir, saved)
         key = (paths.cfg_dir(), *(line for line in overrides if not line.startswith(FOLDER)))
