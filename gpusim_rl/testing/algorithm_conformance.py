@@ -28,7 +28,7 @@ from gpusim_rl.settings.checks import algorithm_settings_class, build
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import ALGORITHMS
 from gpusim_rl.spaces import ActionSpace, Box
-from gpusim_rl.testing.conformance import copied, differences, leaves, merged
+from gpusim_rl.testing.conformance import cloned, copied, differences, leaves, merged
 from gpusim_rl.testing.random_env import RandomEnv
 from gpusim_rl.testing.recorded_graphs import RecordedGraphs
 from gpusim_rl.testing.sync_counter import SyncCounter
@@ -137,7 +137,7 @@ class AlgorithmConformance:
 
     def test_what_is_finite_stays_finite(self, name: str) -> None:
         it = self.training(name)
-        before = copied(it.algorithm.policy.state_dict())
+        before = cloned(it.algorithm.policy.state_dict())
         stats = [it.iterate() for _ in range(6)]
         assert [key for row in stats for key, value in row.items() if value.ndim or not value.isfinite()] == []
         after = it.algorithm.policy.state_dict()
@@ -148,18 +148,18 @@ class AlgorithmConformance:
         ends = {}
         for mode in ("off", "rollout", "step"):
             it = self.training(name, mode)
-            states = [copied(it.state_dict()) for _ in range(4) if it.iterate() is not None]
+            states = [cloned(it.state_dict()) for _ in range(4) if it.iterate() is not None]
             it.load_state_dict(states[1])
             it.iterate()
-            ends[mode] = [states, copied(it.state_dict())]
+            ends[mode] = [states, it.state_dict()]
             assert it.graphs.choice.mode == mode, it.graphs.choice  # shows why it is not captured
             assert differences(ends["off"], ends[mode]) == [], mode
 
     def test_a_state_resumes_bit_for_bit(self, name: str) -> None:
         one, other = self.training(name), self.training(name)
         stats = [one.iterate() for _ in range(3)][-1]
-        kept, state = copied(stats), copied(one.state_dict())
-        expected = copied([one.iterate(), one.iterate(), one.state_dict()])
+        kept, state = cloned(stats), copied(one.state_dict())
+        expected = cloned([one.iterate(), one.iterate(), one.state_dict()])
         other.load_state_dict(state)
         assert differences(other.state_dict(), state) == []
         assert differences([other.iterate(), other.iterate(), other.state_dict()], expected) == []

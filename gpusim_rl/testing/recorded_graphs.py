@@ -26,20 +26,21 @@ class Recording(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         writes = func._schema.is_mutable
-        if not writes and all(x.untyped_storage().data_ptr() in given for x in outputs):
-            return result  # views
+        outputs = [] if writes else [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        if not writes:
+            given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+            if all(x.untyped_storage().data_ptr() in given for x in outputs):
+                return result  # views
 
         learning = torch.is_grad_enabled()  # some kernels keep more for a backward pass
 
         def again() -> None:
             with torch.set_grad_enabled(learning), torch._C._AutoDispatchBelowAutograd():
-                new = [x for x in tree_leaves(func(*args, **kwargs)) if isinstance(x, Tensor)]
-                if not writes:
-                    for old, value in zip(outputs, new, strict=True):
-                        old.copy_(value)
+                repeated = func(*args, **kwargs)
+                new = [] if writes else [x for x in tree_leaves(repeated) if isinstance(x, Tensor)]
+                for old, value in zip(outputs, new, strict=True):
+                    old.copy_(value)
 
         self.calls.append(again)
         return result
