@@ -24,7 +24,7 @@ from helpers.on_policy import collect
 
 SIZES = {"policy": 5, "style": 4, "reference": 4}
 ROLLOUT: dict[str, Any] = {
-    "horizon": 8,
+    "horizon": 4,
     "precision": "fp32",
     "schedule": "constant",
     "entropy_coef": 0.01,
@@ -33,7 +33,7 @@ ROLLOUT: dict[str, Any] = {
     "noise": {"steps": [3.0]},
 }
 PPO = {
-    "minibatch_size": 32,
+    "minibatch_size": 16,
     "epochs": 2,
     "clip": 0.02,
     "learning_rate": 3e-3,
@@ -42,9 +42,9 @@ PPO = {
     "rnd": {"weight": 1.0, "final_weight": 0.5, "schedule": "linear", "begin": 4, "end": 400, "normalize": True},
     "teacher": {"run": "teacher", "weight": 0.5, "begin": 4, "end": 400},
 }
-RECURRENT = {"network": {"rnn": "gru"}, "sequence_length": 4}
+RECURRENT = {"network": {"rnn": "gru"}, "sequence_length": 2}
 ACTOR_CRITIC = {"noise": {"steps": [3.0]}, "max_grad_norm": 1.0, "weight_decay": 0.01}
-STYLE = {"hidden": [16, 8], "batch_size": 32, "replay": 100}
+STYLE = {"hidden": [16, 8], "batch_size": 16, "replay": 100}
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", merged(ROLLOUT, PPO)),
     "amp": ("amp", merged(ROLLOUT, PPO, {"discriminator": STYLE})),
