@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from functools import cache
 from pathlib import Path
@@ -48,16 +49,13 @@ def _keep_groups(module: Any, loader: Any) -> None:
         key = str([each.input_line for each in chosen]), str(options)
         if key not in lists:
             lists[key] = make_list(repo, config_name, chosen, **options)
-        found = copy.copy(lists[key])
-        found.config_overrides = [*found.config_overrides, *values]
-        return found
+        return dataclasses.replace(lists[key], config_overrides=[*lists[key].config_overrides, *values])
 
     def kept_compose(self: Any, defaults: Any, repo: Any) -> Any:
         if all(default.config_path != "config" for default in defaults) or not ours(repo):
             return compose(self, defaults, repo)
-        key = str(defaults)
-        if key not in configs:
-            configs[key] = pickle.dumps(compose(self, defaults, repo))
-        return pickle.loads(configs[key])
+        if str(defaults) not in configs:
+            configs[str(defaults)] = pickle.dumps(compose(self, defaults, repo))
+        return pickle.loads(configs[str(defaults)])
 
     module.create_defaults_list, loader._compose_config_from_defaults_list = kept_list, kept_compose
