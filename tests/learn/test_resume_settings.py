@@ -174,7 +174,7 @@ def test_episodes_under_way_explore_within_todays_range() -> None:
         ("ppo", {"rnd": {"hidden": [64]}}),
         ("ppo", {"rnd": {"outputs": 8}}),
         ("ppo", {"rnd": {"group": "style"}}),
-        ("impala", {"sequence_length": 2}),
+        ("impala", {"sequence_length": 4}),
     ],
 )
 def test_a_memory_that_does_not_fit_any_more_is_told_of_and_begins_again(
