@@ -82,8 +82,8 @@ def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
     """
     folder = paths.checkout() or Path.cwd()
     try:
-        words = _git(folder, "rev-parse", "--show-toplevel", "HEAD", "--git-path", "index").decode()
-        top, sha, index = words.splitlines()
+        words = _git(folder, "rev-parse", "--show-toplevel", "HEAD", "--git-path", "index")
+        top, sha, index = words.decode().splitlines()
         root = Path(top)
         excluded = [path.absolute() for path in exclude]
         skip = [f":(exclude,top){p.relative_to(root)}" for p in excluded if p.is_relative_to(root) and p != root]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from gpusim_rl.files import paths
 FULL = "full"  # recipe of every task: its yaml alone
 OWN_RECIPES = re.compile(r"optional /recipe/([\w-]+)")  # defaults-list entry that includes the recipes of a folder
 OUTSIDE = "gpusim_rl.connect."  # package of the wrappers of other libraries' envs
+# once per state of sys.path, which pip changes: it reads the metadata of all packages, 10 ms
+_entry_points = lru_cache(maxsize=4)(lambda *state: entry_points(group="gpusim_rl.cfg"))
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,6 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
             continue
         folders.append((entry.dist.name if entry.dist else entry.name, folder))
     return folders
-
-
-@lru_cache(maxsize=4)
-def _entry_points(*state: tuple[Path, int, int, int]) -> EntryPoints:
-    """Read the metadata of all packages once per state of `sys.path`, which pip changes: one call takes 10 ms."""
-    return entry_points(group="gpusim_rl.cfg")
 
 
 def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, TaskEntry]:
