@@ -34,8 +34,7 @@ def keep() -> None:
 def _keep_groups(module: Any, loader: Any) -> None:
     """Cache what follows from the choices of groups, where no folder but ours has any."""
     make_list, compose = module.create_defaults_list, loader._compose_config_from_defaults_list
-    lists: dict[Any, Any] = {}
-    configs: dict[str, bytes] = {}
+    lists, configs = dict[Any, Any](), dict[str, bytes]()
 
     def ours(repo: Any) -> bool:
         return [source.path for source in repo.get_sources()] == ["hydra.conf", str(CFG), ""]

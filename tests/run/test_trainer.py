@@ -100,8 +100,8 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path, name):
     assert resumed.iteration == 2 * half and resumed.env_steps == 2 * half * 8 * resumed.cfg.num_envs
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
     if name == "lstm":
-        run = str(the_run(tmp_path / "resumed"))
-        assert evaluation(task, tmp_path, checkpoint=run, **merged(settings, {"num_envs": 3}))["episodes"] == 3
+        again = merged(settings, {"num_envs": 3, "checkpoint": str(the_run(tmp_path / "resumed"))})
+        assert evaluation(task, tmp_path, **again)["episodes"] == 3
 
 
 def test_a_resume_that_trains_nothing_keeps_the_settings(tmp_path, capfd):
