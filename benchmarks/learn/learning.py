@@ -445,31 +445,29 @@ def describe(outcome: Outcome) -> str:
 def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
     """Format a Markdown table: a row per task and recipe, medians over seeds, and notes."""
     lines = [
-        "| task | recipe | success | in the full task | goal | seeds that reach it | env steps | time | return |"
-        " algorithm, settings | published |",
-        "|---|---|---|---|---:|---|---:|---:|---:|---|---|",
+        "|task (recipe)|goal|env steps|time|task metrics|settings|published|",
+        "|---|---:|---:|---:|---|---|---|",
     ]
     for task, recipe in sorted({(outcome.task, outcome.recipe) for outcome in outcomes}):
         seeds = [outcome for outcome in outcomes if (outcome.task, outcome.recipe) == (task, recipe)]
         reached = sum(outcome.reached for outcome in seeds)
-        fewest = min((o.episodes for o in seeds if o.episodes is not None), default=WINDOW)
-        few = f" ({fewest:.0f} episodes)" if 0 < fewest < WINDOW else " (few episodes)" if fewest < WINDOW else ""
-        final = [o.final_return for o in seeds if o.final_return is not None]
+        missed = "" if _learned(seeds) else ", not above random"
+        missed = f" ({reached} of {len(seeds)} seeds{missed})" if reached < len(seeds) else ""
         goal = goals.get(task)
+        numbers = [_success([o.stats for o in seeds], goal)]
+        if recipe != "full" and any(o.in_full for o in seeds):
+            numbers.append(f"in the full task {_success([o.in_full for o in seeds if o.in_full], goal)}")
+        settings = " ".join(seeds[0].overrides)
         cells = [
-            f"`{task}`",
-            recipe,
-            _success([o.stats for o in seeds], goal),
-            _success([o.in_full for o in seeds if o.in_full], goal) if recipe != "full" else "",
-            amount(seeds[0].threshold, seeds[0].stat),
-            f"{reached} of {len(seeds)}" + ("" if _learned(seeds) else ", not above random"),
-            _spread(_until(seeds, "env_steps"), lambda steps: f"{steps / 1e6:.1f} M"),
-            _spread(_until(seeds, "seconds"), duration),
-            f"{_spread(final, lambda value: f'{value:,.0f}')}{few}" if final else "–",
-            " ".join([f"`{algorithm(seeds[0])}`", *(f"`{word}`" for word in _settings(seeds[0]))]),
+            f"`{task}`" if recipe == "full" else f"`{task}` ({recipe})",
+            amount(seeds[0].threshold, seeds[0].stat) + missed,
+            f"{statistics.median(_until(seeds, 'env_steps')) / 1e6:.1f} M",
+            duration(statistics.median(_until(seeds, "seconds"))),
+            "; ".join(numbers),
+            f"`{settings}`" if settings else "",
             goal.compare if goal else "",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"|{'|'.join(cells)}|")
     return [*lines, "", *_notes(outcomes), *_prepared(outcomes, goals)] if outcomes else lines
 
 
@@ -480,18 +478,8 @@ def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[st
         for task, goal in goals.items()
         if goal.prepare and any(o.task == task and tuple(o.overrides) == goal.overrides for o in outcomes)
     ]
-    where = "by the commands in [learn.yaml](../benchmarks/learn/learn.yaml); `time` includes them."
+    where = "by commands in [learn.yaml](../benchmarks/learn/learn.yaml); `time` includes them."
     return [f"Demonstrations of {' and '.join(tasks)} are made {where}"] if tasks else []
-
-
-def algorithm(outcome: Outcome) -> str:
-    """Return the algorithm's name: `ppo` unless the settings name another."""
-    named = [word.removeprefix("algo=") for word in outcome.overrides if word.startswith("algo=")]
-    return named[-1] if named else "ppo"
-
-
-def _settings(outcome: Outcome) -> list[str]:
-    return [word for word in outcome.overrides if not word.startswith("algo=")]
 
 
 def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
@@ -501,12 +489,6 @@ def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
     if median_time(spent) is None:
         spent = [getattr(seed, name) for seed in seeds]
     return [value + more for value, more in zip(spent, before, strict=True) if value is not None]
-
-
-def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """Format the median, the least and the most."""
-    least, most = show(min(values)), show(max(values))
-    return show(statistics.median(values)) + (f" ({least} to {most})" if least != most else "")
 
 
 def _success(seeds: Sequence[Mapping[str, float]], goal: Goal | None) -> str:
@@ -529,13 +511,12 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     counts = Counter((outcome.task, outcome.recipe) for outcome in outcomes)
     fewest, most = min(counts.values()), max(counts.values())
     seeds = f"{most} seed{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} seeds"
-    medians = "" if most == 1 else ": medians, and the least and the most of them"
+    medians = "" if most == 1 else "; numbers are medians"
     return [
-        f"{seeds} of each task{medians}. A row's command is `python train.py task=<task> recipe=<recipe> seed=<seed>"
-        " algo=<algorithm>` with its settings. Returns of different [recipes](tasks.md#recipes) do not compare."
-        " `success`: the task's own numbers at the end of training, with exploration. `in the full task`: the same for"
-        f" mean actions in the `full` task. A goal is reached when the mean over {WINDOW} episodes reaches it; env"
-        " steps and time count until then, or until the time limit.",
+        f"{seeds} of each task{medians}. Goals are means over {WINDOW} episodes, of the return or of the metric named;"
+        " env steps and time count until the goal, or the time limit. Task metrics are from the end of training, with"
+        " exploration; in the full task, of mean actions. Published returns are skrl's on Isaac Gym, unless another"
+        " source is named.",
     ]
 
 

@@ -67,9 +67,11 @@ def test_a_training_stops_by_time_continues_and_stops_at_the_threshold(folder):
     assert [point[0] for point in second["curve"]] == sorted(point[0] for point in second["curve"])
 
     page = (folder / "docs" / "benchmarks.md").read_text()
-    row = next(line for line in done.stdout.splitlines() if line.startswith("| `Cartpole`"))
+    row = next(line for line in done.stdout.splitlines() if line.startswith("|`Cartpole`"))
     assert f"{row}\n\n1 seed of each task." in page and "nothing yet" not in page
-    assert "`Cartpole` `device=cpu num_envs=64 ppo.minibatch_size=1024`.\n<!-- /learn -->\n\nThe end.\n" in page
+    assert "|`device=cpu num_envs=64 ppo.minibatch_size=1024`|" in row and page.endswith(
+        "\n<!-- /learn -->\n\nThe end.\n"
+    )
     assert (folder / "benchmarks" / "learn" / "tasks.png").read_bytes().startswith(b"\x89PNG")
 
     # What has been reached is not trained again.

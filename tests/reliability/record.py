@@ -1,4 +1,4 @@
-"""The rows of docs/reliability.md: every test of this folder ends with one.
+"""Rows of docs/reliability.md: every test of this folder ends with one.
 
 python tests/reliability/record.py    write the table again, after rows were added by hand
 """
@@ -60,22 +60,28 @@ def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """No other process is in this block."""
+    """Keep other processes out of this block."""
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def table(data: Mapping[str, Any]) -> str:
-    """The rows as markdown."""
-    names = ("fault", "how", "n", "outcome", "lost")
-    lines = ["| fault | injected how | n | outcome | lost |", "|---|---|---|---|---|"]
-    lines += ["| " + " | ".join(str(row[name]) for name in names) + " |" for row in data["rows"]]
+    """Format the rows as Markdown; variants `<fault>: <variant>` with equal outcomes share a row."""
+    variants: dict[tuple[Any, ...], list[str]] = {}
+    for row in data["rows"]:
+        fault, _, variant = row["fault"].partition(": ")
+        variants.setdefault((fault, row["n"], row["outcome"], row["lost"]), []).append(variant)
+    lines = ["|fault|times|outcome|lost|", "|---|---|---|---|"]
+    for (fault, n, outcome, lost), names in variants.items():
+        words = f"{fault}: {', '.join(names)}" if names[0] else fault
+        times = f"{n} each" if len(names) > 1 else str(n)
+        lines.append(f"|{words}|{times}|{outcome}|{lost}|")
     return "\n".join(lines) + "\n"
 
 
 def documented() -> str:
-    """The document with the table of today's data."""
+    """Return the document with the table of today's data."""
     text = DOCUMENT.read_text()
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)

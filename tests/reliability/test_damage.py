@@ -114,15 +114,15 @@ def folder(slot: Slot, tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 def summary(counts: Counter[tuple[str, str]]) -> str:
-    """How often what was the outcome, and of which files."""
-    words = {"refused": "refused in one line", "said": "read or repaired with a warning", "silent": "without a word"}
+    """Count the outcomes; name the files whose damage nobody noticed."""
+    words = {"refused": "refused", "said": "repaired", "silent": "unnoticed"}
     parts = []
     for what, text in words.items():
         files = {name: count for (name, kind), count in counts.items() if kind == what}
         if files:
-            each = ", ".join(f"{Path(name).name} {count}" for name, count in files.items())
-            parts.append(f"{sum(files.values())} {text} ({each})")
-    return "; ".join(parts)
+            each = ", ".join(Path(name).name for name in files)
+            parts.append(f"{sum(files.values())} {text}" + f" ({each})" * (what == "silent"))
+    return ", ".join(parts)
 
 
 @pytest.mark.slow
@@ -149,16 +149,16 @@ def test_no_damaged_file_is_believed(folder: Folder, damage: Callable[[bytes, ra
                 wrong.append(f"{name}: {what}")
     assert not wrong, "\n".join(wrong)
     words = {
-        flip: ("A bit flips in a file of a run folder", "one random bit of one file, in every file in turn"),
-        cut: ("A file of a run folder ends too early", "one file is cut at 0, at random or by a byte, in turn"),
+        flip: ("Damaged file: one bit flipped", "one random bit of one file, in every file in turn"),
+        cut: ("Damaged file: cut off", "one file is cut at 0, at random or by a byte, in turn"),
     }
     fault, how = words[damage]
     record(
         fault,
         f"{how}; then the run is resumed, or the checkpoint evaluated",
         sum(counts.values()),
-        f"{summary(counts)}. The weights were the right ones in all that went on",
-        "rows of metrics.csv from the damaged one on, which another file keeps; text of a record",
+        summary(counts),
+        "rows of metrics.csv",
     )
 
 
@@ -170,9 +170,9 @@ def test_a_file_that_is_gone_is_told_of(folder: Folder) -> None:
     told = {"config.yaml", "metrics.csv", "env.json", "overrides.yaml"}
     assert {name for name, what in found.items() if what == "said"} == told, found
     record(
-        "A file of a run folder is gone",
+        "Damaged file: deleted",
         "each file is deleted in turn, then the run is resumed or evaluated",
         len(found),
         summary(Counter(found.items())),
-        "what was in the file",
+        "its content",
     )

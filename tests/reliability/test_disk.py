@@ -121,11 +121,10 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(disk: Disk) -> None:
     assert unsaved, "the disk was never full when a checkpoint was due"
     stops_well(training, run)
     record(
-        "Full disk, for a while",
+        "Full disk, temporarily",
         f"{KIND} is filled while a training writes to it, with 0 to 100 kB left, and emptied again",
         count,
-        f"a warning, the training goes on; {unsaved} checkpoints are not written and tried again, last.pt stays"
-        " readable; the rows of metrics.csv wait in memory",
+        f"a warning; training continues and retries {unsaved} checkpoints",
         "nothing",
     )
 
@@ -149,12 +148,11 @@ def test_a_disk_that_stays_full_ends_with_the_newest_checkpoint(disk: Disk) -> N
         assert again.returncode == 0 and again.stderr == "", again.stderr
         assert rows(disk.run) == list(range(1, 43)) and temporary_files(disk.run) == []
     record(
-        "Full disk, to the end",
+        "Full disk, until the end",
         f"{KIND} is filled after 3 to 20 of 40 iterations and stays full",
         count,
-        "the training goes on to its end, and then one line tells which checkpoint is the newest; exit code 2; with"
-        " room again it is resumed from there",
-        f"all iterations since the disk was full, here {min(lost)} to {max(lost)}",
+        "training continues to its end; one line names the newest checkpoint, which resumes",
+        f"{min(lost)} to {max(lost)} iterations",
     )
 
 
@@ -183,8 +181,8 @@ def test_a_disk_that_is_full_at_the_start_is_one_line(disk: Disk) -> None:
         "Full disk, at the start",
         f"{KIND} has 0 to {4 * count} kB left when a new run and a resumed run start",
         2 * count,
-        "one line, exit code 2; with room again the same commands work",
-        "nothing: nothing was trained, or the end could not be saved, and the line says so",
+        "one error line; works once there is room",
+        "what could not be saved",
     )
 
 
@@ -211,8 +209,8 @@ def test_a_read_only_disk_is_one_line_and_no_obstacle_to_an_evaluation(disk: Dis
         "Read-only folder, at the start",
         "a tmpfs is mounted read-only; a new run, a resumed run and an evaluation start on it",
         3,
-        "training: one line that says what to try; evaluation: works, with a warning that its file is not written",
-        "nothing; no file is changed",
+        "training: one error line; evaluation works with a warning",
+        "nothing",
     )
 
 
@@ -236,6 +234,6 @@ def test_a_checkpoint_folder_that_turns_read_only_stops_no_training(disk: Disk) 
         "Read-only folder, while training",
         "the folder of the checkpoints is mounted read-only for a while",
         count,
-        "a warning for each checkpoint that is not written, the training goes on, the next checkpoint is tried",
+        "a warning per checkpoint; training continues",
         "nothing",
     )

@@ -88,12 +88,11 @@ def test_a_hung_process_is_named_and_torchrun_starts_the_run_again(tmp_path: Pat
     [folder] = (tmp_path / "runs" / "Cartpole").glob("2*")
     assert [int(float(row["iteration"])) for row in read_csv(folder)] == list(range(1, 401))
     record(
-        "One of two processes of torchrun hangs",
+        "Hung process of torchrun",
         "SIGSTOP, on one machine, `--max-restarts=1`, `lost_after_s=45`",
         1,
-        f"killed after {named_s:.0f} s with one line that names it; the run went on from its last checkpoint after"
-        f" {again_s:.0f} s; metrics.csv has every iteration once",
-        "iterations since the last checkpoint, and this time",
+        f"named and killed after {named_s:.0f} s; resumed after {again_s:.0f} s",
+        "since the last checkpoint",
     )
 
 
@@ -140,11 +139,11 @@ def test_a_link_that_is_cut_for_10_s_ends_nothing(tmp_path: Path, hosts: TwoHost
     again_s = 10 + until(lambda: iterations(tmp_path) > before + 20, 60)
     assert not any(torchrun.poll() for torchrun in job.torchruns) and lines(*job.logs) == []
     record(
-        "The link between two machines is cut for 10 s",
+        "Two machines: link cut for 10 s",
         f"two network namespaces, a switch that forwards nothing; torchrun with {STATIC}",
         1,
-        f"the training waits, and goes on {again_s:.0f} s after the cut",
-        "this time",
+        f"training waits and continues {again_s:.0f} s after the cut",
+        "nothing",
     )
 
 
@@ -157,11 +156,12 @@ def test_a_link_that_is_cut_for_ever_ends_both(tmp_path: Path, hosts: TwoHosts) 
         f"error: no answer from {ADDRESSES[0]}, the machine of process 0,",
     ]
     record(
-        "The link between two machines is cut for ever",
-        f"two network namespaces, a switch that forwards nothing; torchrun with {STATIC}, `lost_after_s=45`",
+        "Two machines: link cut",
+        f"two network namespaces, a switch that forwards nothing; torchrun with {STATIC}, `lost_after_s=45`;"
+        f" ended after {time_s:.0f} s",
         1,
-        f"torchrun ends on both with exit code 1, within {time_s:.0f} s; a line on each names the other",
-        "iterations since the last checkpoint, and this time",
+        "both end and name the other",
+        "since the last checkpoint",
     )
 
 
@@ -179,14 +179,14 @@ def test_a_machine_that_loses_power_ends_the_other(tmp_path: Path, hosts: TwoHos
     assert line.startswith(
         f"error: no answer from {ADDRESSES[0]}, the machine of process 0," if lost == 0 else "error: no sign of life of"
     )
-    which = "The first of two machines" if lost == 0 else "The second of two machines"
+    which = "first" if lost == 0 else "second"
     record(
-        f"{which} loses power",
+        f"Two machines: {which} loses power",
         f"kill -9 of all its processes, and its network namespace deleted before a packet leaves it; torchrun with"
-        f" {STATIC}, `lost_after_s=45`",
+        f" {STATIC}, `lost_after_s=45`; ended after {time_s:.0f} s",
         1,
-        f"torchrun ends on the other one with exit code 1, within {time_s:.0f} s; a line names the one lost",
-        "iterations since the last checkpoint, and this time",
+        "the other ends and names it",
+        "since the last checkpoint",
     )
 
 
@@ -197,9 +197,9 @@ def test_a_hung_process_on_another_machine_ends_both(tmp_path: Path, hosts: TwoH
     [line] = lines(*job.logs)
     assert line.startswith("error: process 0 of 2 ") and "on host0" in line
     record(
-        "The process of one of two machines hangs",
-        f"SIGSTOP; torchrun with {STATIC}, `lost_after_s=45`",
+        "Two machines: hung process",
+        f"SIGSTOP; torchrun with {STATIC}, `lost_after_s=45`; ended after {time_s:.0f} s",
         1,
-        f"it is killed with one line that names it; torchrun ends on both with exit code 1, within {time_s:.0f} s",
-        "iterations since the last checkpoint, and this time",
+        "named and killed; both end",
+        "since the last checkpoint",
     )

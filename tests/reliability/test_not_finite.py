@@ -114,6 +114,7 @@ COUNTED = {
 }
 """How a number goes bad, the column that counts it, and the cause that the warning names."""
 ENDING = {"observation": into_observation, "reward": into_reward}
+ENDS = "ends with one line; no checkpoint holds it, the newest resumes"
 
 
 def trials(chance: random.Random) -> list[tuple[float, int, int, int]]:
@@ -160,14 +161,11 @@ def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
             assert (run / "diverged.pt").is_file()
         assert not [cell for row in rows for cell in row.values() if cell in ("nan", "inf", "-inf")]
     record(
-        f"NaN, Inf or -Inf in the {where}",
+        f"NaN or Inf: {where}",
         f"in one {'minibatch' if learning else 'env'} at a random step of a training",
         len(found),
-        f"counted in {column}, told of in a warning; the training goes on, all weights and all numbers of metrics.csv"
-        " stay finite",
-        f"1 of {MINIBATCHES * ITERATIONS} minibatches"
-        if learning
-        else f"1 of {HORIZON * ITERATIONS * ENVS} samples, and the rest of that env's episode; diverged.pt replays it",
+        f"counted in {column} with a warning; training continues",
+        "1 minibatch" if learning else "1 sample, and the rest of the episode",
     )
 
 
@@ -194,19 +192,17 @@ def test_it_ends_the_training_before_a_checkpoint(tmp_path: Path, where: str, in
         assert [row["iteration"] for row in read_csv(run)] == [str(row) for row in rows]
     if interval > 1:
         record(
-            f"NaN, Inf or -Inf in the {where}, within a log interval",
+            f"NaN or Inf: {where} between log rows",
             "in one env at a random step; log.interval=5, and a checkpoint every iteration",
             len(found),
-            "the training ends with one line before the next checkpoint; no checkpoint holds the number, and the newest"
-            " is resumed to the end",
-            "the iteration it came in",
+            ENDS,
+            "since the last checkpoint",
         )
         return
     record(
-        f"NaN, Inf or -Inf in the {where}",
+        f"NaN or Inf: {where}",
         "in one env at a random step of a training",
         len(found),
-        "the training ends with one line that names step and env; all checkpoints are from before it, and the newest is"
-        " resumed",
-        "the iteration it came in, and those since the last checkpoint",
+        ENDS,
+        "since the last checkpoint",
     )

@@ -77,12 +77,9 @@ def test_a_signal_in_any_phase_costs_no_saved_iteration(
     phases = ", ".join(PHASES)
     if numbers is CAUGHT:
         assert worst == 0
-        outcome = (
-            "in an iteration: it ends, a checkpoint is written, exit code 128 + number; before the first one, in an"
-            " evaluation and while closing: the process ends at once; resumed every time"
-        )
+        outcome = "writes a checkpoint and ends; outside of iterations ends at once; always resumed"
         record(names, f"each in each of {len(PHASES)} phases: {phases}", count, outcome, "nothing")
     else:
-        outcome = "not caught: the process ends at once; resumed every time"
-        since = f"iterations since the last checkpoint, {worst} at most with one every 3"
+        outcome = "ends at once; always resumed"
+        since = f"at most {worst} iterations"
         record(names, f"each in each of the same {len(PHASES)} phases", count, outcome, since)
