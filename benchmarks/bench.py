@@ -73,7 +73,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def bench(args: argparse.Namespace, command: str) -> None:
-    """Measure one env count after the other; results are written after every round."""
+    """Measure one env count at a time; results are written after every round."""
     from gpusim_rl.errors import ConfigError
     from throughput.harness import SCHEMA, Rounds, markdown, measure, summary, table
     from throughput.harness import draw as draw_speeds
@@ -145,7 +145,7 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
 
 
 def learn(args: argparse.Namespace) -> int:
-    """Train one task after the other; results are written after each.
+    """Train one task at a time; results are written after each.
 
     Returns:
         Exit code: 1 if a training failed, 130 if it was interrupted.

@@ -65,7 +65,7 @@ class Setting:
     Attributes:
         key: Full key, such as `ppo.network.hidden`.
         value: Its value as the command line takes it; None for a section.
-        comment: What stands behind it.
+        comment: Trailing comment.
     """
 
     key: str
@@ -86,14 +86,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="build_config", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare the page with cfg/, and write nothing")
     return parser.parse_args(argv)
 
 
 def build() -> str:
-    """The page."""
+    """Return the page."""
     every = settings(CFG / "config.yaml")
     sections = {n: [s for s in every if s.key.startswith(f"{n}.")] for n in ("env", "pretrained", "eval", "task")}
     run = [s for s in every if "." not in s.key and s.value is not None]
@@ -125,7 +125,7 @@ def build() -> str:
 
 
 def algorithm(name: str) -> list[Setting]:
-    """The settings in an algorithm's own yaml; for a value that differs from the shared one, with its meaning."""
+    """Return the settings in an algorithm's yaml; a value that overrides a shared one takes its comment."""
     file = CFG / "algo" / f"{name}.yaml"
     meanings = {s.key: s.comment for other in reversed(shared(file)) for s in settings(other, f"{name}.")}
     own = [s for s in settings(file) if s.key.startswith(f"{name}.")]
@@ -133,14 +133,14 @@ def algorithm(name: str) -> list[Setting]:
 
 
 def shared(file: Path) -> list[Path]:
-    """The files of cfg/learn whose values a yaml file takes in by its `defaults`, and those that they take in."""
+    """Return the files of cfg/learn that a yaml includes by its `defaults`, directly or indirectly."""
     defaults = yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", [])
     files = [CFG / "learn" / f"{re.sub('^/learn/|@.*', '', name)}.yaml" for name in defaults if name != "_self_"]
     return [*files, *(other for found in files for other in shared(found))]
 
 
 def head(file: Path) -> str:
-    """The comment at the top of a yaml file, as a line of the page."""
+    """Return the comment at the top of a yaml file as a line of the page."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -151,11 +151,11 @@ def head(file: Path) -> str:
 
 
 def settings(file: Path, prefix: str = "") -> list[Setting]:
-    """The keys of a yaml file in their order, sections before what is in them.
+    """Return the keys of a yaml file in order, each section before its contents.
 
     Args:
         file: The file.
-        prefix: What stands in front of each key, such as `sim.`.
+        prefix: Prefix of each key, such as `sim.`.
     """
     text = file.read_text(encoding="utf-8")
     root = yaml.compose(text, yaml.SafeLoader)
@@ -182,7 +182,7 @@ def _walk(node: yaml.MappingNode, prefix: str, lines: list[str]) -> list[Setting
 
 
 def listing(rows: list[Setting], shown: set[Setting] | None = None, section: str = "") -> str:
-    """A list of settings, sections with a meaning included.
+    """Format settings as a list, including sections that have a comment.
 
     Args:
         rows: The settings.
@@ -205,18 +205,18 @@ def listing(rows: list[Setting], shown: set[Setting] | None = None, section: str
 
 
 def sentence(comment: str) -> str:
-    """A comment as a paragraph."""
+    """Format a comment as a paragraph."""
     return f"{prose(comment[0].upper() + comment[1:])}.\n"
 
 
 def prose(comment: str) -> str:
-    """A comment as Markdown: choices between commas, documents as links."""
+    """Format a comment as Markdown: choices separated by commas, documents as links."""
     text = comment.replace(" | ", ", ").replace("<", "&lt;")
     return re.sub(r"docs/((\w+\.md)(#[\w-]+)?)", r"[\2](\1)", text)
 
 
 def shared_task_settings() -> list[Setting]:
-    """The settings of `TaskConfig` that each task's yaml has, with the comments behind them."""
+    """Return the settings of `TaskConfig` that each task's yaml has, with their comments."""
     text = (ROOT / "gpusim_rl" / "env" / "task.py").read_text(encoding="utf-8")
     [body] = [n.body for n in ast.parse(text).body if isinstance(n, ast.ClassDef) and n.name == "TaskConfig"]
     found = [Setting("task._target_", "", "class of the task")]

@@ -75,14 +75,14 @@ def write(file: Path, text: str) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="build_site", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=DOCS / "site", help="folder to write (default: docs/site)")
     return parser.parse_args(argv)
 
 
 def contents() -> dict[str, list[str]]:
-    """Names of the pages below the start page, by heading: `CONTENTS` of conf.py, without its import of Sphinx."""
+    """Return page names by heading of the start page: `CONTENTS` of conf.py, read without importing Sphinx."""
     for node in ast.parse((DOCS / "conf.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONTENTS":
             return ast.literal_eval(node.value)
@@ -108,7 +108,7 @@ def write_text(site: Path) -> None:
 
 
 def read_page(name: str) -> tuple[str, str, str]:
-    """Title of a page of Markdown, its first paragraph of text on one line, and the page."""
+    """Return the title of a Markdown page, its first paragraph on one line, and its text."""
     text = (DOCS / f"{name}.md").read_text()
     title, *paragraphs = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL).split("\n\n")
     words = next(paragraph for paragraph in map(str.strip, paragraphs) if paragraph and paragraph[0] not in "#|!")

@@ -1,7 +1,7 @@
-"""Settings of Sphinx for the site of the documents, which `python docs/build_site.py` builds.
+"""Sphinx configuration of the documentation site; build it with `python docs/build_site.py`.
 
-The pages are Markdown as the code host shows it. Three things are added in the build: the contents below and a replay
-to the start page, and the code host to links that lead to what is no page.
+Pages are the Markdown files that the code host displays. The build adds the table of contents below and a replay to
+the start page, and turns links to files outside the site into links to the code host.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 
 
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add the contents and a replay to the start page, and the code host to links that lead to what is no page."""
+    """Add contents and a replay to the start page; turn links to files outside the site into code-host links."""
     if page == root_doc:
         source[0], found = re.subn(r"(^!\[.*\n)", rf"\1\n{REPLAY}\n", source[0], count=1, flags=re.MULTILINE)
         assert found, "the start page has no picture for the replay to stand below"
@@ -130,7 +130,7 @@ def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, li
 def read_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Leaves out rules of settings, and writes a default that is an object of a class as `Class()`."""
+    """Drop the rules of settings from a signature, and show default objects as `Class()`."""
     if signature == "(*args: Any, **kwargs: Any)":  # of the mock that it inherits
         signature = str(inspect.signature(obj.__init__)).replace("self, ", "").replace("'", "")
     signature = signature and re.sub(r"~typing\.Annotated\[([\w.]+(?:\[[^\]]*\])?), .*?<lambda>\)\]", r"\1", signature)
@@ -138,7 +138,7 @@ def read_signature(
 
 
 def setup(app: Sphinx) -> None:
-    """Connects the functions above."""
+    """Connect the functions above."""
     app.connect("source-read", complete_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="make_animation", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", nargs="+", help="run folder or checkpoint, a tile each; RUN@FILL for its own --fill")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "trained.webp", help="file to write")
@@ -51,7 +51,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def picture(args: argparse.Namespace) -> np.ndarray:
-    """All frames, uint8, shape [frames, height, width, 3]."""
+    """Return all frames, uint8 [frames, height, width, 3]."""
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
@@ -67,7 +67,7 @@ def picture(args: argparse.Namespace) -> np.ndarray:
 
 
 def tile(run: str, args: argparse.Namespace) -> np.ndarray:
-    """The frames of one run, with the name of its task; shape [frames, height, width, 3]."""
+    """Return the frames of one run, labelled with its task, uint8 [frames, height, width, 3]."""
     from PIL import Image, ImageDraw, ImageFont
 
     from gpusim_rl.view.player import Player

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="make_screenshots", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pictures", nargs="*", metavar="PICTURE", help=f"default: {' '.join(PICTURES)}")
     parser.add_argument("--runs", nargs="+", type=Path, default=[], help="run folders of one task (default: trains)")

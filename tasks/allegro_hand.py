@@ -1,4 +1,4 @@
-"""AllegroHand: the Allegro Hand turns a cube to one goal orientation after the other."""
+"""AllegroHand: the Allegro Hand turns a cube to one goal orientation after another."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .in_hand import InHand, InHandConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllegroHandConfig(InHandConfig):
-    """Values in cfg/task/AllegroHand.yaml."""
+    """Settings of AllegroHand; values are in cfg/task/AllegroHand.yaml."""
 
     observation_type: Literal["full_no_vel", "full", "full_state"]
 
 
 class AllegroHand(InHand):
-    """AllegroHand: turn a cube to goal orientations, in the hand, one after the other, without dropping it.
+    """AllegroHand: turn a cube to one goal orientation after another, in the hand, without dropping it.
 
     The recipe is IsaacGymEnvs' AllegroHand with the differences of `InHand`, and: the cube starts 2 cm higher, clear of
     the fingers, and 1 cm nearer to the wrist (y = -0.19 m, there -0.20 m); it has 80 g (there 110 g); the limits of the

@@ -16,7 +16,7 @@ from .locomotion import Locomotion, LocomotionConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AntConfig(LocomotionConfig):
-    """Values in cfg/task/Ant.yaml."""
+    """Settings of Ant; values are in cfg/task/Ant.yaml."""
 
     contact_scale: float
 

@@ -17,7 +17,7 @@ from gpusim_rl.sim import Articulation, Scene, Sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnymalConfig(TaskConfig):
-    """Values in cfg/task/Anymal.yaml."""
+    """Settings of Anymal; values are in cfg/task/Anymal.yaml."""
 
     robot: str
     must_not_touch: list[str]

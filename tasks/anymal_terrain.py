@@ -34,7 +34,7 @@ STEP_TIME = 0.5  # a foot is rewarded for longer time in the air [s]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnymalTerrainConfig(TaskConfig):
-    """Values in cfg/task/AnymalTerrain.yaml."""
+    """Settings of AnymalTerrain; values are in cfg/task/AnymalTerrain.yaml."""
 
     terrain: TerrainConfig
     command_x: list[float]

@@ -21,7 +21,7 @@ LOST_HEIGHT = 0.15  # m, of the ball's centre; below 1.5 radii it is off the tra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BallBalanceConfig(TaskConfig):
-    """Values in cfg/task/BallBalance.yaml."""
+    """Settings of BallBalance; values are in cfg/task/BallBalance.yaml."""
 
     action_speed: float
     target_height: float

@@ -17,7 +17,7 @@ from gpusim_rl.sim import Scene, Sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CartpoleConfig(TaskConfig):
-    """Values in cfg/task/Cartpole.yaml."""
+    """Settings of Cartpole; values are in cfg/task/Cartpole.yaml."""
 
     discrete: bool
     max_force: float

@@ -18,7 +18,7 @@ NEAR, FAR = 4.0, 6.0  # depths that become 0 and 255 [m]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CartpoleCameraConfig(CartpoleConfig):
-    """Values in cfg/task/CartpoleCamera.yaml."""
+    """Settings of CartpoleCamera; values are in cfg/task/CartpoleCamera.yaml."""
 
     image: Literal["rgb", "depth"]
     height: int

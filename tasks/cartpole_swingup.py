@@ -18,7 +18,7 @@ from gpusim_rl.sim import Scene, Sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CartpoleSwingupConfig(TaskConfig):
-    """Values in cfg/task/CartpoleSwingup.yaml."""
+    """Settings of CartpoleSwingup; values are in cfg/task/CartpoleSwingup.yaml."""
 
     max_force: float
     vision: Literal["rgb"] | None

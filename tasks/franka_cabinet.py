@@ -24,7 +24,7 @@ FINGER_REACH = 0.04  # m; a finger is rewarded when it is nearer than this to th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrankaCabinetConfig(TaskConfig):
-    """Values in cfg/task/FrankaCabinet.yaml."""
+    """Settings of FrankaCabinet; values are in cfg/task/FrankaCabinet.yaml."""
 
     action_scale: float
     start_noise: float

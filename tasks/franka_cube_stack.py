@@ -27,7 +27,7 @@ STIFFNESS, POSTURE_STIFFNESS = 150.0, 10.0  # 1/s^2, critically damped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrankaCubeStackConfig(TaskConfig):
-    """Values in cfg/task/FrankaCubeStack.yaml."""
+    """Settings of FrankaCubeStack; values are in cfg/task/FrankaCubeStack.yaml."""
 
     control_type: Literal["osc", "joint_tor"]
     start_position_noise: float

@@ -24,7 +24,7 @@ MAX_LEAD = [0.2 * 2.175] * 4 + [0.2 * 2.61] * 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrankaReachConfig(TaskConfig):
-    """Values in cfg/task/FrankaReach.yaml."""
+    """Settings of FrankaReach; values are in cfg/task/FrankaReach.yaml."""
 
     action_scale: float
     start_noise: float

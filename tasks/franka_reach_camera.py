@@ -17,7 +17,7 @@ FOVY = 66.0  # degrees; all targets are in the image
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrankaReachCameraConfig(FrankaReachConfig):
-    """Values in cfg/task/FrankaReachCamera.yaml."""
+    """Settings of FrankaReachCamera; values are in cfg/task/FrankaReachCamera.yaml."""
 
     height: int
     width: int

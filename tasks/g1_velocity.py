@@ -1,4 +1,4 @@
-"""G1Velocity: Unitree's G1 follows commanded velocities."""
+"""G1Velocity: Unitree's G1 tracks commanded velocities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Go1Velocity: Unitree's Go1 follows commanded velocities."""
+"""Go1Velocity: Unitree's Go1 tracks commanded velocities."""
 
 from __future__ import annotations
 

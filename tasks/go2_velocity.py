@@ -1,4 +1,4 @@
-"""Go2Velocity: Unitree's Go2 follows commanded velocities."""
+"""Go2Velocity: Unitree's Go2 tracks commanded velocities."""
 
 from __future__ import annotations
 

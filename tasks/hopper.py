@@ -14,7 +14,7 @@ from .planar import Planar, PlanarConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopperConfig(PlanarConfig):
-    """Values in cfg/task/Hopper.yaml."""
+    """Settings of Hopper; values are in cfg/task/Hopper.yaml."""
 
     min_height: float
     max_angle: float

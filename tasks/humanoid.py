@@ -16,7 +16,7 @@ from .locomotion import Locomotion, LocomotionConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HumanoidConfig(LocomotionConfig):
-    """Values in cfg/task/Humanoid.yaml."""
+    """Settings of Humanoid; values are in cfg/task/Humanoid.yaml."""
 
     ang_vel_scale: float
     force_scale: float

@@ -28,7 +28,7 @@ PARTS = {"height": 1, "root_axes": 5, "lin_vel": 3, "ang_vel": 3, "joint_pos": 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HumanoidAMPConfig(TaskConfig):
-    """Values in cfg/task/HumanoidAMP.yaml."""
+    """Settings of HumanoidAMP; values are in cfg/task/HumanoidAMP.yaml."""
 
     clips: list[str]
     style_frames: Count

@@ -21,7 +21,7 @@ Cfg = TypeVar("Cfg", bound="InHandConfig")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InHandConfig(TaskConfig):
-    """Values in the yaml of each hand."""
+    """Settings shared by the hands; values are in the yaml of each hand."""
 
     observation_type: str
     asymmetric: bool

@@ -24,7 +24,7 @@ ROTOR_SPEED = 50.0  # rad/s; at the real one's 250, a video shows a blur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngenuityConfig(FlightConfig):
-    """Values in cfg/task/Ingenuity.yaml."""
+    """Settings of Ingenuity; values are in cfg/task/Ingenuity.yaml."""
 
     max_thrust: float
     max_lateral: float

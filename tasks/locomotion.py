@@ -21,7 +21,7 @@ TARGET_DISTANCE = 1000.0  # m; far enough that the direction to it stays +x over
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocomotionConfig(TaskConfig):
-    """Values in the yaml of each task."""
+    """Settings shared by the tasks; values are in the yaml of each task."""
 
     up_weight: float
     heading_weight: float

@@ -18,7 +18,7 @@ from gpusim_rl.sim import Scene, Sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendulumConfig(TaskConfig):
-    """Values in cfg/task/Pendulum.yaml."""
+    """Settings of Pendulum; values are in cfg/task/Pendulum.yaml."""
 
     max_torque: float
     velocity_cost: float

@@ -21,7 +21,7 @@ ROTORS = ["rotor_1", "rotor_2", "rotor_3", "rotor_4"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig(TaskConfig):
-    """Values in the yaml of each task."""
+    """Settings shared by the tasks; values are in the yaml of each task."""
 
     lost_distance: float
     lost_height: float
@@ -72,7 +72,7 @@ class Flight(Task[Cfg]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuadcopterConfig(FlightConfig):
-    """Values in cfg/task/Quadcopter.yaml."""
+    """Settings of Quadcopter; values are in cfg/task/Quadcopter.yaml."""
 
     tilt_speed: float
     thrust_speed: float

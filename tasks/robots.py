@@ -115,7 +115,7 @@ class Robot:
         for pattern, widths in self.widths.items():
             if len(widths) != 3 or min(widths) <= 0.0:
                 key = f"robot {self.name!r}: widths[{pattern!r}]"
-                raise TaskError(key=key, expected="three numbers above 0: standing, walking, running [rad]", got=widths)
+                raise TaskError(key=key, expected="three positive numbers: stand, walk, run [rad]", got=widths)
 
     def by_joint(self, joints: list[str], values: str, default: Any = None) -> list[Any]:
         """Return `pose`, `motors` or `widths` of each joint: the value of the first matching pattern.

@@ -1,4 +1,4 @@
-"""ShadowHand: the Shadow Dexterous Hand turns a cube to one goal orientation after the other."""
+"""ShadowHand: the Shadow Dexterous Hand turns a cube to one goal orientation after another."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FINGERTIPS = ["ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowHandConfig(InHandConfig):
-    """Values in cfg/task/ShadowHand.yaml."""
+    """Settings of ShadowHand; values are in cfg/task/ShadowHand.yaml."""
 
     observation_type: Literal["openai", "full_no_vel", "full", "full_state"]
 
 
 class ShadowHand(InHand):
-    """ShadowHand: turn a cube to goal orientations, in the hand, one after the other, without dropping it.
+    """ShadowHand: turn a cube to one goal orientation after another, in the hand, without dropping it.
 
     The recipe is IsaacGymEnvs' ShadowHand with the differences of `InHand`, and a cube of 80 g (there 156 g).
 

@@ -1,4 +1,4 @@
-"""T1Velocity: Booster's T1 follows commanded velocities."""
+"""T1Velocity: Booster's T1 tracks commanded velocities."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class StartNoiseConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackingConfig(TaskConfig):
-    """Values in cfg/task/<Robot>Tracking.yaml."""
+    """Settings of <Robot>Tracking; values are in cfg/task/<Robot>Tracking.yaml."""
 
     clips: list[str]
     starts: Starts

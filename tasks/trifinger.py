@@ -36,7 +36,7 @@ NORMAL = 4  # with a curriculum, one in this many envs has none of it: `success`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrifingerConfig(TaskConfig):
-    """Values in cfg/task/Trifinger.yaml."""
+    """Settings of Trifinger; values are in cfg/task/Trifinger.yaml."""
 
     difficulty: int
     curriculum: CurriculumConfig
@@ -57,7 +57,7 @@ class TrifingerConfig(TaskConfig):
         if start >= 1.0:
             raise ConfigError(key="task.curriculum.start", expected="null or below 1", got=start, hint="Try 0.1")
         if self.difficulty == TURNED:
-            problem, hint = "it needs goals that are not turned", f"Try task.difficulty={TURNED - 1}"
+            problem, hint = "requires goals without a goal orientation", f"Try task.difficulty={TURNED - 1}"
             raise ConfigError(problem, key="task.curriculum", hint=hint)
 
     def whole_episodes(self) -> TrifingerConfig:
@@ -71,7 +71,7 @@ MAPPED = {"joint_pos": 9, "joint_vel": 9, "cube_pos": 3, "cube_quat": 4, "goal_p
 
 
 class Trifinger(Task[TrifingerConfig]):
-    """Trifinger: move a cube to a goal pose, 65 mm wide, with three fingers of three joints each.
+    """Trifinger: move a cube to a goal pose, with three fingers of three joints each; the cube is 65 mm wide.
 
     Observations, actions, rewards, goals and domain randomisation are those of IsaacGymEnvs' Trifinger (Allshire et al.
     2021, arXiv 2108.09779). Differences: quaternions are wxyz; the cube's size is fixed; the motors' safety damping

@@ -33,7 +33,7 @@ AIR_TIMES = 0.05, 0.5  # of a foot, that are rewarded [s]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VelocityConfig(TaskConfig):
-    """Values in cfg/task/<Robot>Velocity.yaml."""
+    """Settings of <Robot>Velocity; values are in cfg/task/<Robot>Velocity.yaml."""
 
     terrain: Literal["flat", "rough"]
     rough: TerrainConfig
@@ -114,7 +114,7 @@ class VelocityTask(Legged[VelocityConfig]):
       ground of the squared horizontal speed; `soft_landing`: c x sum of the forces on landing feet;
     - `air_time`: c x feet in the air for 0.05 to 0.5 s; `trot`: c x the difference of their number between the
       diagonals (2 in a trot, 0 in a bound); `torso_ang_vel`: squared roll and pitch rate of the torso, world frame;
-      `angular_momentum`: its square, of the whole robot; `self_contact`, `shank_contact`, `trunk_contact`: physics
+      `angular_momentum`: squared, of the whole robot; `self_contact`, `shank_contact`, `trunk_contact`: physics
       steps with a force above 10 N between bodies of the robot, on shanks or on the trunk.
 
     With `vision=depth` the policy gets the group `depth` of a depth camera on the torso: 24 x 32 pixels, depths from 0

@@ -13,7 +13,7 @@ from .planar import Planar, PlanarConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walker2dConfig(PlanarConfig):
-    """Values in cfg/task/Walker2d.yaml."""
+    """Settings of Walker2d; values are in cfg/task/Walker2d.yaml."""
 
     min_height: float
     max_height: float

@@ -60,7 +60,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
     from gpusim_rl.testing.scratch_training import scratch_training
 
     if args.iterations < 1:
-        raise ConfigError(key="--iterations", expected="above 0", got=args.iterations)
+        raise ConfigError(key="--iterations", expected="a positive int", got=args.iterations)
     with scratch_training(args.overrides) as (trainer, log):
         interval, first = trainer.cfg.log.interval, trainer.iteration + WARM_UP
         rows = (first + args.iterations) // interval - first // interval

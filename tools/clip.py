@@ -55,7 +55,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     checks = words.add_parser("check", help="check a file, and whether it fits a robot")
     plays = words.add_parser("play", help="play a clip in a browser, or write a video or a page")
     for each in (checks, plays):
-        each.add_argument("file", help="npz, or the name of a clip of ours, such as go1_trot")
+        each.add_argument("file", help="npz file, or a bundled clip, such as go1_trot")
         each.add_argument("robot", nargs="?", help="task, robot of tasks/assets, MJCF or URDF, menagerie:<robot>")
         add_packages_argument(each)
     plays.add_argument("--host", help="address to serve on (default: 127.0.0.1, this machine only)")
@@ -83,7 +83,7 @@ def record(args: argparse.Namespace) -> None:
     check_out(out, ".npz", overwrite=args.overwrite)
     if not args.seconds > 0.0 or not args.skip >= 0.0:
         got = args.seconds, args.skip
-        raise ConfigError(key="--seconds and --skip", expected="more than 0 s, and at least 0 s", got=got)
+        raise ConfigError(key="--seconds and --skip", expected="positive seconds, and a skip >= 0", got=got)
     with closing(open_run(args, {})) as probe:
         assert isinstance(probe.env, VecEnv)
         task, hz, robots = probe.spec.config["task"], probe.env.cfg.control_hz, probe.env.sim.scene.articulation_names
@@ -154,7 +154,7 @@ def open_run(args: argparse.Namespace, changes: dict[str, object]) -> Player:
 
 
 def command(player: Player, values: list[float] | None) -> None:
-    """Replace the commands of the task by those of `--command`."""
+    """Replace the task's commands with those of `--command`."""
     import torch
 
     from gpusim_rl.env import VecEnv

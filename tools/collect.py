@@ -87,7 +87,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         try:
             args.keep = float(args.keep)
         except ValueError:
-            raise ConfigError(key="--keep", expected="success, or the lowest return", got=args.keep) from None
+            raise ConfigError(key="--keep", expected="success, or a minimum return", got=args.keep) from None
     import torch
 
     from gpusim_rl.learn import demonstrations
@@ -98,7 +98,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
     if args.actor is not None and not scripted:
         raise ConfigError(key=f"--actor {args.actor}", expected="a script to record", got=args.source)
     if args.actor is not None and args.keep is not None:
-        problem = "with --actor, failed episodes teach most"
+        problem = "incompatible with --actor, where failed episodes are the most useful"
         raise ConfigError(problem, key=f"--keep {args.keep}", hint="Try without --keep")
     before = demonstrations.read(args.out)[0] if args.append and args.out.exists() else None
     if args.seed is None:

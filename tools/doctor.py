@@ -78,7 +78,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="doctor", description=__doc__, formatter_class=layout)
     parser.add_argument("run", nargs="?", help="run folder, or a task (its latest run); without it, the machine")
-    parser.add_argument("--json", action="store_true", help="print json instead of words")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("-cd", "--config-dir", help="as for train.py; unused")
     args = parser.parse_args(argv)
     args.command = report_machine if args.run is None else report_run

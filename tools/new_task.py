@@ -247,7 +247,7 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -
 
 
 def no_robot(file: Path, named: list[str], code: list[str]) -> ConfigError:
-    """Make the error for a yaml that does not lead to a robot."""
+    """Build the error for a yaml that names no usable robot."""
     hint = f"It names {named[0]}, which is not among IsaacGymEnvs' assets. " if named else ""
     if named and re.search(rf"\.write\(\s*[\"']{re.escape(named[0])}[\"']", "\n".join(code)):
         hint += "Their code writes that file: run it once. "
@@ -634,7 +634,7 @@ def rounded(value: float) -> float:
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill a template; filters `py` and `yaml` write strangers' names and values as literals."""
+    """Fill a template; filters `py` and `yaml` write third-party names and values as literals."""
     import jinja2
 
     environment = jinja2.Environment(

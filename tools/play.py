@@ -1,4 +1,4 @@
-"""Watch a run in MuJoCo's viewer or in a browser; a run that still trains is followed.
+"""Watch a run in MuJoCo's viewer or in a browser; follow a run that is still training.
 
 python tools/play.py Ant                                 the latest Ant run, its last checkpoint
 python tools/play.py runs/Ant/2026-01-31_12-00-00        this run
@@ -77,7 +77,7 @@ def play(args: argparse.Namespace) -> None:
     if args.viewer != "none" and args.run is not None and args.policy == "trained":
         find_checkpoint(args.run)  # report a missing run first
     if args.viewer == "native" and not has_display():
-        others = "none" if args.run is None else "web or none, or the tool record for a video"
+        others = "none" if args.run is None else "web or none, or tools/record.py for a video"
         raise ConfigError("no display: DISPLAY and WAYLAND_DISPLAY are not set", hint=f"Try --viewer {others}")
     if args.replay is not None:
         replay(args)

@@ -141,7 +141,7 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
     with closing(player):
         if not player.observed.images:
             frozen = player.observed is not player.env
-            problem = "its policy observes features of a frozen encoder" if frozen else "the task observes no images"
+            problem = "its policy observes features of a frozen encoder" if frozen else "the task has no images"
             hint = "Try CartpoleCamera, or docs/vision.md for images in your task"
             raise ConfigError(problem, key=args.run, hint=hint)
         yield player

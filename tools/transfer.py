@@ -98,7 +98,7 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
             hint = f"{did_you_mean(name, GROUPS)} Available: {', '.join(GROUPS)}"
             raise ConfigError("no such variants", key=f"--only {name}", hint=hint)
     if args.seconds is not None and not args.seconds > 0.0:
-        raise ConfigError(key="--seconds", expected="above 0", got=args.seconds)
+        raise ConfigError(key="--seconds", expected="a positive number", got=args.seconds)
     import_extra("matplotlib", "view", "transfer")
     with closing(open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = plan(probe, args.seconds)

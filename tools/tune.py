@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             if error.strerror is None:  # of no file
                 raise
             place = error.filename or search.folder
-            hint = "The same command continues"
+            hint = "Run the same command to resume"
             raise ConfigError(error.strerror, key=str(place), hint=hint) from None
         say(*lines)
     return 0
@@ -71,7 +71,7 @@ def stoppable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         with suppress(OSError):  # the terminal is gone
-            say(f"stopped: {folder} has the finished trials; the same command continues", file=sys.stderr)
+            say(f"stopped: finished trials are in {folder}; run the same command to resume", file=sys.stderr)
         if received:
             raise SystemExit(128 + received[0]) from None
         raise

@@ -1,4 +1,4 @@
-"""Check on a CUDA device what cannot be checked without one, against targets.
+"""Run the checks that need a CUDA device, and compare the results with targets.
 
 python benchmarks/gpu/gpu_check.py                       all but more_tests, within nine minutes; writes gpu.json
 python benchmarks/gpu/gpu_check.py --quick               small sizes: does it work?
@@ -171,7 +171,7 @@ def check_input(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any]:
-    """Run one part after the other, and write the report after each.
+    """Run one part at a time, and write the report after each.
 
     Args:
         args: From `parse` and `check_input`.
@@ -370,7 +370,7 @@ class Job:
 
 
 def run_probe(job: Job) -> Part:
-    """Find one fact after the other; after a crash a new process continues."""
+    """Find one fact at a time; after a crash, continue in a new process."""
     file, args, began = job.folder / "probe.json", job.args, time.monotonic()
     command = [sys.executable, ROOT / "benchmarks" / "gpu" / "gpu_probe.py", file, "--device", args.device]
     command += ["--num-envs", str(args.plan.num_envs), *job.settings()]
@@ -498,7 +498,7 @@ def read_tests(output: str) -> dict[str, str]:
 
 
 def run_bench(job: Job) -> Part:
-    """Measure speeds at one number of envs after the other, the judged one first, while time is left.
+    """Measure speeds at one env count at a time, the judged one first, while time is left.
 
     Earlier numbers are measured again only if `--env-counts` names them or they failed.
     """

@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def process_environment(**more: str) -> dict[str, str]:
-    """Our variables and more, with which a process finds the same package, installed or not."""
+    """Return environment variables, updated with `more`, that make a process import this checkout."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def provenance(*exclude: Path) -> dict[str, Any]:
-    """Commit, machine and versions; what a program writes itself, `exclude`, does not make the checkout dirty."""
+    """Return commit, machine and versions; changes to `exclude`, the output, do not count as dirty."""
     from gpusim_rl.files.provenance import describe_environment, git_state
     from throughput.baselines import BASELINES
 

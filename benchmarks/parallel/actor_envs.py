@@ -30,7 +30,7 @@ class TimedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """The same observation always."""
+        """Return the constant observation."""
         return self._obs, {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -44,6 +44,6 @@ class TimedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 
 def make(num_envs: int, **kwargs: Any) -> gymnasium.vector.VectorEnv:
-    """`num_envs` of them, one after the other: `env._target_=actor_envs.make`."""
+    """Make `num_envs` envs that step one at a time; use as `env._target_=actor_envs.make`."""
     one = lambda: gymnasium.wrappers.TimeLimit(TimedEnv(**kwargs), EPISODE)  # noqa: E731
     return gymnasium.vector.SyncVectorEnv([one] * num_envs)

@@ -227,7 +227,7 @@ def _gone(processes: Sequence[Any]) -> int:
 
 
 def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Kill the learner; the same command with checkpoint= continues."""
+    """Kill the learner, then resume with the same command and checkpoint=."""
     with tempfile.TemporaryDirectory() as folder:
         words = training(kind, actors, env, Path(folder))
         with running(words) as child:

@@ -332,7 +332,7 @@ def compare(name: str, recording: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def compare_models(name: str, recording: dict[str, Any]) -> list[str]:
-    """Return a line for each number of the models that differs, and for names in another order."""
+    """Return one line per model value that differs, and per list of names that is ordered differently."""
     task = (env := make(CASES[name], 1)).task
     pose = dict(zip(task.body.joint_names, task.pose.tolist(), strict=True))
     ours = mjlab_models.describe(env.sim.scene.model, f"robot/{CASES[name].root}", pose, "ground")

@@ -42,7 +42,7 @@ def numbers(value: torch.Tensor, digits: int) -> Any:
 
 
 def put_height_field(spec: mujoco.MjSpec, terrain: dict[str, Any]) -> None:
-    """Replace mjlab's ground by our terrain's height field, at the same place."""
+    """Replace mjlab's ground with our terrain's height field, at the same position."""
     heights = np.array(terrain["heights"], dtype=np.float32)
     low, relief = float(heights.min()), float(np.ptp(heights))
     body = spec.body("terrain")

@@ -25,7 +25,7 @@ def controller(task: FrankaCubeStack) -> Callable[[], Tensor]:
     up, down, limits = task.up, torch.tensor([0.0, 1.0, 0.0, 0.0], device=task.device), task.pose_limits
 
     def down_as(cube_quat: Tensor) -> Tensor:
-        """Orientation of a hand that points down and is turned as a cube, to the nearest quarter turn; wxyz."""
+        """Return the orientation (wxyz) of a hand that points down, yawed like a cube to the nearest quarter turn."""
         quarter = torch.pi / 2
         yaw = 2.0 * torch.atan2(cube_quat[:, 3], cube_quat[:, 0])
         yaw = torch.remainder(yaw + quarter / 2, quarter) - quarter / 2

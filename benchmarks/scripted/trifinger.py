@@ -76,7 +76,7 @@ def in_arena(points: Float[Tensor, "envs 3 2"]) -> Float[Tensor, "envs 3 2"]:
 
 
 def in_finger_frame(points: Float[Tensor, "envs 3 3"], third: Float[Tensor, " 3"]) -> Float[Tensor, "envs 3 3"]:
-    """Return a point for each finger in the finger's frame, whose y axis is the finger's radius; from the hub."""
+    """Transform a point per finger to the finger's frame: origin at the hub, y axis along the finger's radius."""
     x, y, z = points.unbind(dim=2)
     cos, sin = third.cos(), third.sin()  # finger i is turned by -120 i degrees
     return torch.stack([cos * x - sin * y, sin * x + cos * y, z - HUB], dim=2)

@@ -31,7 +31,7 @@ SHOWN_LOCATIONS = 5
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Audits, prints and writes."""
+    """Audit all trainers, print the table and write the file."""
     from gpusim_rl.errors import friendly_errors
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="audit_baselines", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
@@ -59,7 +59,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str, Any]:
-    """Audits our training and the baselines, each in a scratch run of its own."""
+    """Audit our training and the baselines, each in its own scratch run."""
     from gpusim_rl.connect import LIBRARIES
     from gpusim_rl.diagnose.transfers import audit, our_loop
     from gpusim_rl.errors import ConfigError
@@ -93,7 +93,7 @@ def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str
 
 
 def baseline_loop(baseline: Baseline, ours: Loop, module: str) -> Loop:
-    """The loop of another library on the environment of `ours`, whose physics is a phase here too."""
+    """Return another library's loop on the environment of `ours`, with physics as a phase as well."""
     from gpusim_rl.diagnose.transfers import Loop
 
     def observe(around: Callable[[str], AbstractContextManager[Any]]) -> None:

@@ -545,7 +545,7 @@ class _Skrl(Baseline):
         net = self._ppo.network
         if net.activation in ("silu", "gelu"):
             raise ConfigError(
-                f"skrl's models have elu, relu, tanh and selu, got ppo.network.activation={net.activation}"
+                f"skrl's models support elu, relu, tanh and selu, got ppo.network.activation={net.activation}"
             )
         layers = {"name": "net", "layers": list(net.hidden), "activations": net.activation}
         std = {

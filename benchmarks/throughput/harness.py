@@ -353,7 +353,7 @@ def with_ratios(results: list[Result]) -> list[Result]:
 
 
 def _in_graph(row: Result) -> bool:
-    """Return whether CUDA graphs hold the control steps."""
+    """Return whether CUDA graphs capture the control steps."""
     return str(row["settings"].get("graph")).startswith(("whole rollout", "control step"))
 
 
@@ -499,7 +499,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
     if modes:
         notes.append(f"fastest: {'; '.join(modes)}; compared to ours compiled, where that was measured")
     if any(row["trainer_us_by_difference"] for row in results):
-        notes.append("trainer's own of ours is the difference to env step: graphs hold both, and tell no parts")
+        notes.append("our trainer's own time is the difference from env step: graphs hide the parts")
     return [*notes, *(f"{row['name']}: {row['error']}" for row in results if row["error"])]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="what tools/export.py wrote")
     parser.add_argument("--seconds", type=positive, help="simulated time (default: 10)")
@@ -35,7 +35,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def finite(text: str) -> float:
-    """A number of the command line."""
+    """Parse a finite number."""
     value = float(text)
     if not np.isfinite(value):
         raise argparse.ArgumentTypeError(f"must be finite, got {text}")
@@ -43,7 +43,7 @@ def finite(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A number of the command line above 0."""
+    """Parse a positive number."""
     value = finite(text)
     if value <= 0.0:
         raise argparse.ArgumentTypeError(f"must be positive, got {text}")
@@ -54,7 +54,7 @@ class Robot:
     """The scene of the export in MuJoCo.
 
     Args:
-        folder: What tools/export.py wrote.
+        folder: Folder written by tools/export.py.
         card: Its policy.json.
     """
 
@@ -86,7 +86,7 @@ class Robot:
             raise SystemExit(f"{card['task']}: only the task computes {', '.join(wrong) or 'what it observes'}")
 
     def column(self, control: str) -> int:
-        """Column of data.ctrl: that of an actuator `a` or, where it has several controls, of its second one `a/1`."""
+        """Return the column of data.ctrl for an actuator `a`, or for one of several controls, such as `a/1`."""
         kind, (name, _, number) = mujoco.mjtObj.mjOBJ_ACTUATOR, control.rpartition("/")
         if (actuator := mujoco.mj_name2id(self.model, kind, control)) >= 0:
             number = 0
@@ -125,11 +125,11 @@ class Robot:
         return None
 
     def observe(self) -> dict[str, Any]:
-        """The parts of the observation but the last action, in their units."""
+        """Return all parts of the observation except the last action, in their units."""
         return {part["name"]: self.read(part["source"]) for part in self.parts if part["source"] != "last action"}
 
     def step(self, targets: dict[str, float]) -> None:
-        """One control step."""
+        """Take one control step."""
         for name, value in targets.items():
             self.data.ctrl[self.controls[name]] = value
         mujoco.mj_step(self.model, self.data, self.substeps)
@@ -200,7 +200,7 @@ class Video:
 
 
 def load_policy(folder: Path) -> Any:
-    """The policy, by the `policy.py` that was exported with it."""
+    """Load the policy with the `policy.py` that was exported with it."""
     spec = importlib.util.spec_from_file_location("exported_policy", folder / "policy.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -209,7 +209,7 @@ def load_policy(folder: Path) -> Any:
 
 
 def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[float, dict[str, float]]]:
-    """Command and its duration [s]."""
+    """Return each leg of the walk: duration [s] and command."""
     if args.square is not None:
         if not {"x", "y"} <= set(ranges):
             raise SystemExit(f"--square needs commands x and y, and the policy takes {list(ranges) or 'none'}")
@@ -223,7 +223,7 @@ def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[floa
 
 
 def outside(command: dict[str, float], ranges: dict[str, Any]) -> list[str]:
-    """Lines about parts of a command outside the trained ranges; a range may be unknown."""
+    """Return a warning for each command outside its trained range, if known."""
     return [
         f"command {name} {value:g} is outside of the trained range [{low:g}, {high:g}]"
         for name, value in command.items()
@@ -233,7 +233,7 @@ def outside(command: dict[str, float], ranges: dict[str, Any]) -> list[str]:
 
 
 def run(robot: Robot, policy: Any, video: Video, seconds: float) -> np.ndarray:
-    """Run for some time, or until it falls; returns the base's velocity in its own frame and yaw rate, [steps, 3]."""
+    """Run for a time or until a fall; return x and y velocity (base frame) and yaw rate, [steps, 3]."""
     moved = []
     for _ in range(max(1, round(seconds * robot.card["control_hz"]))):
         _, targets = policy.act(robot.observe())

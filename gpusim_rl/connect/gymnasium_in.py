@@ -41,7 +41,7 @@ _float32_may_overflow = np.errstate(over="ignore", invalid="ignore")  # infinite
 
 
 class GymnasiumEnv(Environment):
-    """Gymnasium: envs of other libraries, by their id in Gymnasium or EnvPool, or from a function of yours.
+    """Gymnasium: envs of other libraries, by their id in Gymnasium or EnvPool, or from your own function.
 
     Args:
         envs: Vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3.
@@ -303,7 +303,7 @@ class GymnasiumEnv(Environment):
         except Exception as error:  # raised by an env or its renderer
             raise ConfigError(f"cannot render: {first_line(error)}", key=self.name) from error
         if len(pictures) != self.num_envs or any(picture.ndim != 3 for picture in pictures):
-            raise ConfigError("the envs render no pictures", key=self.name, hint="Try render_mode=rgb_array")
+            raise ConfigError("the envs do not render", key=self.name, hint="Try render_mode=rgb_array")
         return pictures
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def action_space(env: VecEnv) -> Box:
     return Box(-limit, limit, (env.num_actions,), np.float32)
 
 
-WRAPPER = "Try a wrapper of Gymnasium, in a function of yours (env._target_=my_envs.make)"
+WRAPPER = "Try a Gymnasium wrapper, in your own function (env._target_=my_envs.make)"
 FIXED = (Box, Discrete, MultiBinary, MultiDiscrete, Dict, Tuple)
 PICTURE = 32 * 32  # least bytes of an image; the views of grid worlds are smaller
 MOST_CHANNELS = 16  # most layers of a leading dimension that holds channels or stacked frames

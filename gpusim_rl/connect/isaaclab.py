@@ -23,7 +23,7 @@ REACHES, NEAREST_M = 3.5, 0.5  # camera distance: multiple of the robot's reach,
 
 
 class IsaacLabEnv(TensorEnvs):
-    """IsaacLab: envs of Isaac Lab, by their id in Gymnasium's registry or from a configuration of yours.
+    """IsaacLab: envs of Isaac Lab, by their id in Gymnasium's registry or from your own configuration.
 
     `envs` is a `DirectRLEnv` or `ManagerBasedRLEnv`, which resets in the same step and keeps the last observation.
     """

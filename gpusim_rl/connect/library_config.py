@@ -93,7 +93,7 @@ def in_one_line(name: str) -> Iterator[None]:
         if isinstance(error, ConfigError):
             raise
         kit = any(module in str(error) for module in ("carb", "omni.", "isaacsim"))
-        hint = "Isaac Sim's Kit must run: try gpusim_rl.train(envs) in a script that starts it" if kit else ""
+        hint = "Isaac Sim's Kit must be running: try gpusim_rl.train(envs) in a script that starts it" if kit else ""
         raise ConfigError(first_line(error), key=name, hint=hint) from error
 
 

@@ -18,7 +18,7 @@ from gpusim_rl.sim.warp import start_warp
 
 
 class MjLabEnv(TensorEnvs):
-    """MjLab: envs of mjlab, by their id in its registry or from a configuration of yours.
+    """MjLab: envs of mjlab, by their id in its registry or from your own configuration.
 
     `envs` is a `ManagerBasedRlEnv`. We reset it, to keep the true last observation, which synchronises with the device
     in each step.
@@ -65,7 +65,7 @@ class MjLabEnv(TensorEnvs):
         """Return the picture of mjlab's camera; needs `env.kwargs.render_mode=rgb_array`."""
         picture = self._envs.render()
         if picture is None:
-            raise ConfigError("the envs render no pictures", key=self.name, hint="Try render_mode=rgb_array")
+            raise ConfigError("the envs do not render", key=self.name, hint="Try render_mode=rgb_array")
         return [picture]
 
 

@@ -27,7 +27,7 @@ class TensorEnvs(Environment):
     """Vector env with observations, rewards and ends in torch tensors.
 
     Attributes:
-        groups: The library's observation group for each of the env's; `policy` is required.
+        groups: Observation group of the library for each of our groups; `policy` is required.
         keeps_last_obs: Field and value of the library's configuration that keep the true last observation.
         counts_ends: Whether the library logs counts of ended envs by reason (Isaac Lab logs shares).
     """

@@ -190,7 +190,7 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
             raise
         key = f"env.id={name}" + (f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else "")
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        hint = f"Try pip install {missing}, or the extra of Gymnasium for it" if missing else ""
+        hint = f"Try pip install {missing}, or Gymnasium's extra for it" if missing else ""
         plain = isinstance(error, (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError))
         raise ConfigError(first_line(error) if plain else described(error), key=key, hint=hint) from error
     spec = copy(envs.spec or gymnasium.spec(env_id))

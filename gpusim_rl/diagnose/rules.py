@@ -259,7 +259,7 @@ def checked_task(run: RunStats) -> Finding | None:
 
 
 def slowing_down(run: RunStats) -> Finding | None:
-    """Find a speed that falls over time."""
+    """Find throughput that drops over time."""
     if run.speed_trend is None or run.rows < 40 or run.speed_trend > 0.75:
         return None
     problem = f"speed fell to {_percent(run.speed_trend)} over the rows read"

@@ -133,7 +133,7 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
 def _connect(backend: str) -> Store:
     """Initialise the process group; return a separate connection to its store.
 
-    Each start has its own prefix: torch 2.13 keeps the keys of before a restart in torchrun's store, and gloo reads
+    Each start has its own prefix: torch 2.13 keeps keys from before a restart in torchrun's store, where gloo reads
     them.
     """
     store, (rank, size) = _agent_store(), (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE"))
@@ -172,7 +172,7 @@ def _choose_gpu(cfg: RunConfig) -> bool:
     for key in ("device", "sim_device", "rl_device"):
         if ":" in (device := getattr(cfg, key) or ""):
             hint = f"With multi_gpu=true each process takes a GPU. Try {key}=cuda"
-            raise ConfigError("fixed GPU", key=f"{key}={device}", hint=hint)
+            raise ConfigError("one GPU for all processes", key=f"{key}={device}", hint=hint)
     if "cpu" in (cfg.rl_device, cfg.rl_device or cfg.device) or not torch.cuda.is_available():
         return False
     gpus, local, here = torch.cuda.device_count(), *(int(os.environ[f"LOCAL_{key}"]) for key in ("RANK", "WORLD_SIZE"))

@@ -114,7 +114,7 @@ class Heartbeat:
                     self._end(f"no answer from {os.environ['MASTER_ADDR']}, the machine of process 0,")
 
     def _end(self, problem: str | None = None) -> NoReturn:
-        """End the process, after the others had time to see it."""
+        """End the process once the others have had time to notice."""
         self.over = True
         if problem is not None:
             say(f"error: {problem} {self._period_text}: {self._who} ends", file=sys.stderr)

@@ -40,8 +40,8 @@ def tune(search: Search) -> list[str]:
         study = Study(replace(search, folder=search.folder.absolute()))
         with open_file(study.search.folder / "ray.lock", "ab") as file:
             if not lock(file):  # Ray Tune restarts its numbering in each process
-                hint = "Try study=<another>, or wait for its end"
-                raise ConfigError("another command searches here", key=str(study.search.folder), hint=hint)
+                hint = "Try another study=<name>, or wait until that process ends"
+                raise ConfigError("another process is running this search", key=str(study.search.folder), hint=hint)
             if study.num_ended < search.cfg.trials:
                 _fit(study, ray.cluster_resources())
         table = study.search.folder / pbt.TABLE

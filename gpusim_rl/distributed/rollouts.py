@@ -89,7 +89,7 @@ class Rollouts(ABC):
 
     @abstractmethod
     def release(self, rollout: SentRollout) -> None:
-        """Return the tensors of a copied rollout to its actor."""
+        """Hand the tensors of a copied rollout back to its actor."""
 
     def numbers(self) -> dict[str, float]:
         """Return values for the log since the last call."""

@@ -227,7 +227,7 @@ class Study:
 
 
 def _check_files(file: Path) -> None:
-    """Refuse a third-party database that leads to other files.
+    """Refuse a third-party database that refers to other files.
 
     Call before the first connection: closing the file would drop SQLite's locks of this process.
     """
@@ -237,7 +237,7 @@ def _check_files(file: Path) -> None:
             raise ConfigError("unexpected WAL mode", key=str(file), hint="Try PRAGMA journal_mode=DELETE")
     for other in (f"{file}-wal", f"{file}-shm"):  # SQLite would write to them
         if os.path.lexists(other):
-            raise ConfigError("not a file of a search", key=other, hint="Try removing it")
+            raise ConfigError("unexpected file next to the database", key=other, hint="Try removing it")
     if os.path.lexists(f"{file}-journal"):
         with open_file(Path(f"{file}-journal"), "ab+") as journal:
             journal.seek(max(0, journal.seek(0, 2) - len(SUPER_JOURNAL)))

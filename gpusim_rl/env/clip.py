@@ -71,7 +71,8 @@ class Clip:
                 frame = int((~np.isfinite(value).reshape(frames, -1).all(axis=1)).argmax())
                 raise ConfigError(f"not finite in frame {frame}", key=name)
         if frames < 2 or not joints or not bodies:
-            raise ConfigError(f"{frames} frames, {joints} joints, {bodies} bodies", expected="at least 2, 1 and 1")
+            problem = f"{frames} frames, {joints} joints, {bodies} bodies"
+            raise ConfigError(problem, expected="at least 2 frames, 1 joint and 1 body")
         if not 0.0 < self.fps < 10_000.0:
             raise ConfigError(key="fps", expected="frames per second", got=self.fps)
         error = np.abs(np.linalg.norm(self.body_quat_w, axis=-1) - 1.0)
@@ -204,7 +205,7 @@ def _frames(clip: Clip, chosen: np.ndarray | slice, fps: float) -> Clip:
 
 
 def _check_velocities(clip: Clip) -> None:
-    """Compare velocities with the changes over 0.1 s: some files have duplicate frames."""
+    """Check velocities against changes over 0.1 s, which bridges the duplicate frames of some files."""
     window = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1)
     for name, of, names, change, hint in (
         (

@@ -70,7 +70,7 @@ class Commands(Stateful):
             if len(limits) != 2 or limits[0] > limits[1]:
                 raise ConfigError(key=f"command {name!r}", expected="a range [low, high]", got=list(limits))
         if interval is not None and interval < task.dt:
-            raise ConfigError(key="commands.interval", expected=f"at least a step of {task.dt:g} s", got=interval)
+            raise ConfigError(key="commands.interval", expected=f"at least one step of {task.dt:g} s", got=interval)
         self.names = list(ranges)
         self._units = dict(units or {})
         self._random = task.random

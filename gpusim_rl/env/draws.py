@@ -33,7 +33,7 @@ class Ramp:
 
     def __post_init__(self) -> None:
         if (self.schedule is None) != (self.schedule_steps is None):
-            raise ConfigError("schedule and schedule_steps need each other. Set both, or none")
+            raise ConfigError("schedule and schedule_steps must be set together. Set both or neither")
 
     def strength(self, steps: Int[Tensor, ""]) -> Float[Tensor, ""] | float:
         """Return the strength after `steps` control steps, 0 to 1."""
@@ -97,7 +97,7 @@ class Noise(Draw):
 
 
 def parse(cls: type[T], node: Any, path: str) -> T:
-    """Build the settings of a yaml's section; errors have the path of the key."""
+    """Build settings from a yaml section; errors name the full key."""
     with named(path):
         return build(cls, node, path)
 

@@ -1,4 +1,4 @@
-"""Environments whose images are replaced by features of a frozen encoder in the group `policy`."""
+"""Environments whose images are replaced with a frozen encoder's features in the group `policy`."""
 
 from __future__ import annotations
 
@@ -143,5 +143,5 @@ class EncodedEnv(Environment):
     def _check_encoder(self, state: Mapping[str, Any]) -> None:
         assert self.encoder is not None, "reset() comes before the state of another run"
         if state.get("encoder") != self.encoder.digest:
-            problem = "the encoder's weights differ from the policy's training"
+            problem = "the encoder's weights differ from those that the policy was trained with"
             raise ConfigError(problem, key="pretrained.init_from", hint="Try the original file")

@@ -116,7 +116,7 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Advance all envs by one control step, by float32 (Box) or int64 actions (MultiDiscrete); reset ended envs."""
+        """Step all envs once with float32 (Box) or int64 (MultiDiscrete) actions; reset those whose episode ended."""
 
     @property
     def unwrapped(self) -> Environment:

@@ -140,7 +140,7 @@ class _Kinds:
         begin, end = columns.get(kind.omega, (0, 0))
         source = begin + first - columns[name][0]
         if source + 3 > end:
-            problem = f"{kind.site!r} is beside the plane of symmetry, so {kind.omega!r} needs the same history"
+            problem = f"{kind.site!r} is not in the plane of symmetry, so {kind.omega!r} needs the same history"
             raise TaskError(problem, key=f"{self._task}.mirrors[{name!r}]")
         return _terms(matrix, first, source)
 

@@ -181,7 +181,7 @@ class Playhead(Stateful):
         return over
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Return the entropy of the starts, 1 = uniform, and the likeliest bin."""
+        """Return the normalised entropy of the start bins (1 = uniform) and the index of the most likely bin."""
         chances = self.chances()
         single = len(chances) == 1
         entropy = chances.sum() if single else torch.special.entr(chances).sum() / math.log(len(chances))

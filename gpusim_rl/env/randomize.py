@@ -1,4 +1,4 @@
-"""Domain randomisation in IsaacGymEnvs' yaml schema (docs/randomization.md), by masked draws that CUDA graphs hold."""
+"""Domain randomisation in IsaacGymEnvs' yaml schema (docs/randomization.md); masked draws, for graph capture."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Stateful:
     """Component with tensors of its own (commands, a curriculum), saved with those of its owner."""
 
     def restored(self) -> None:
-        """Update what follows from restored tensors and the current settings; called after a restore."""
+        """Recompute values derived from restored tensors and the current settings; called after a restore."""
 
 
 def kept_tensors(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -37,7 +37,7 @@ def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
 
 
 class SeededDraws:
-    """Random draws by settings. If the checkpoint's settings differ, draws are new and schedules continue."""
+    """Random draws by settings. If a checkpoint's settings differ, redraw everything and continue the schedules."""
 
     _stream: ClassVar[int]  # offset to the run's seed, different from the task's and other draws'
     _key: ClassVar[str] = "settings"  # key of `_settings` in a checkpoint

@@ -168,7 +168,7 @@ class Task(ABC, Generic[Cfg]):
         return torch.ones_like(self.progress, dtype=torch.bool)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Return values to log as `task/<name>`, shape [num_envs] each; the log has the mean, without NaN. Optional."""
+        """Return values to log as `task/<name>`, shape [num_envs] each; logs the mean, ignoring NaN. Optional."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

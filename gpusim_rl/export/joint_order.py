@@ -55,7 +55,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     known = max(ORDERS[vendor], key=lambda order: len(set(order) & set(names)))
     if sorted(known) != sorted(names):
         unknown, lacking = ([n for n in one if n not in two] for one, two in ((names, known), (known, names)))
-        problem = f"it has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
+        problem = f"{vendor} has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
         raise ConfigError(problem, key=key, hint=f"{hint} and find joints by name on the card")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for _, a in control_names(model)]

@@ -29,12 +29,12 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
     `UNPACKED_BYTES`.
     """
     if path.is_dir():
-        raise ConfigError("it is a folder", key=str(path), expected="an npz file")
+        raise ConfigError("is a folder", key=str(path), expected="an npz file")
     try:
         with safe_open.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise ConfigError(f"it has more than {limit} bytes", key=str(path))
+                raise ConfigError(f"larger than {limit} bytes", key=str(path))
             if not size:
                 raise EOFError("it is empty")
             arrays = _read(file, path, min(limit, max(UNPACKED_BYTES, UNPACKED_RATIO * size)), names)
@@ -71,7 +71,7 @@ def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None
                 while block := packed.read(BLOCK):
                     left -= len(block)
                     if left < 0:
-                        raise ConfigError(f"it has more than {budget} bytes unpacked", key=str(path))
+                        raise ConfigError(f"larger than {budget} bytes unpacked", key=str(path))
                     content += block
             arrays[name] = _array(memoryview(content))
     return arrays

@@ -196,7 +196,7 @@ def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
     latest, folder = (group / "latest").resolve(), group.resolve()
     in_experiment = folder.parent == base.resolve() == latest.parent.parent  # a task's run in an experiment's folder
     if latest.parent != folder and not in_experiment:
-        problem = f"{group}/latest leads to {latest}, out of the folder"
+        problem = f"{group}/latest points to {latest}, outside the folder"
         raise ConfigError(problem, hint="Try the run folder that you mean")
 
     def trained(run: Path) -> bool:

@@ -69,7 +69,7 @@ def read_bytes(path: Path, limit: int = budgets.SETTINGS_BYTES) -> bytes:
     with open_file(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ConfigError(f"it has more than {limit} bytes, unlike a run's files", key=str(path))
+        raise ConfigError(f"too large for a file of a run: more than {limit} bytes", key=str(path))
     return content
 
 
@@ -137,7 +137,7 @@ def keep_damaged(path: Path) -> str:
     copy = next(copy for copy in copies if not os.path.lexists(copy))
     with open_file(path) as file, replacing(copy) as new:
         if os.fstat(file.fileno()).st_size > budgets.COPIED_BYTES:
-            raise ConfigError(f"it has more than {budgets.COPIED_BYTES} bytes, unlike a run's files", key=str(path))
+            raise ConfigError(f"too large to copy: more than {budgets.COPIED_BYTES} bytes", key=str(path))
         shutil.copyfileobj(file, new)
     return copy.name
 

@@ -206,7 +206,7 @@ class Algorithm(ABC):
         """Copy actions and results into fixed memory; the next step overwrites these tensors."""
 
     def before_update(self) -> None:  # noqa: B027 (optional)
-        """Do work that no CUDA graph can hold, such as waiting for a thread."""
+        """Do work that a CUDA graph cannot capture, such as waiting for a thread."""
 
     @abstractmethod
     def update(self) -> dict[str, Tensor]:

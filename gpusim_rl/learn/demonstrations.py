@@ -55,7 +55,7 @@ class Demonstrations:
         if not (steps and self.ends[-1]):
             raise ConfigError(f"the last of {steps} control steps does not end an episode")
         if not 0.0 < self.dt < math.inf:
-            raise ConfigError(key="dt", expected="a control step above 0 [s]", got=self.dt)
+            raise ConfigError(key="dt", expected="a positive control step [s]", got=self.dt)
         arrays: dict[str, tuple[Any, tuple[int, ...]]] = {name: (getattr(self, name), (steps,)) for name in FLAGS}
         arrays |= {"reward": (self.reward, (steps,)), "action": (self.action, (steps, len(self.action_names)))}
         for group, names in self.obs_names.items():
@@ -190,7 +190,7 @@ def make_replay(
 ) -> Replay:
     """Build a `Replay` as of one env with successive episodes; raise ConfigError if too short or not executed."""
     if not shown.executed:
-        raise ConfigError("a policy acted, so the rewards belong to other actions (--actor)", hint="Try algo=bc")
+        raise ConfigError("recorded with --actor: the rewards are not of these actions", hint="Try algo=bc")
     steps = len(shown.reward)
     if steps <= n_step:
         raise ConfigError(f"n_step={n_step} needs more than {steps} control steps")

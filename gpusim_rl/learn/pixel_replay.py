@@ -179,7 +179,7 @@ class PixelReplay(Replay):
         return drawn, following
 
     def _stacks(self, newest: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
-        """Return places of stacks that end at `newest`, [stack, batch], and which miss a frame."""
+        """Return frame indices of stacks that end at `newest`, [stack, batch], and a mask of incomplete ones."""
         steps, envs, last, oldest = self.num_steps, self.num_envs, self.total - 1, self.total - self.fill
         final = newest >= steps * envs
         # the control step that follows each frame
@@ -200,7 +200,7 @@ class PixelReplay(Replay):
 
     @torch.no_grad()
     def with_frames(self, drawn: Transitions) -> None:
-        """Replace frame places by stacks, uint8 [batch, H, W, stack * C], oldest first."""
+        """Replace frame indices with stacks, uint8 [batch, H, W, stack * C], oldest first."""
         for group, frames in self.frames.items():
             index = torch.cat([drawn.obs[group], drawn.next_obs[group]])
             read = frames.read(index.flatten()).unflatten(0, index.shape)

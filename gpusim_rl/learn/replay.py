@@ -163,7 +163,7 @@ class Replay:
         """Do nothing; `HostReplay` transfers here."""
 
     def with_frames(self, drawn: Transitions) -> None:
-        """Replace frame places by images in drawn transitions."""
+        """Replace frame indices with images in sampled transitions."""
 
     def next_places(self, number: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]:
         """Return the next steps, their slots, and rows for their final observations."""

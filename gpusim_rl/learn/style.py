@@ -115,7 +115,7 @@ class FeatureReplay(nn.Module):
         self.filled.add_(number).clamp_(max=capacity)
 
     def draw(self, unit: Float[Tensor, " batch"]) -> tuple[Float[Tensor, "batch size"], Bool[Tensor, " batch"]]:
-        """Return rows for uniform numbers in [0, 1), and their validity."""
+        """Return the rows that uniform numbers in [0, 1) select, and a mask of the valid ones."""
         places = torch.minimum((unit * self.filled).long(), self.filled - 1)
         return self.rows.index_select(0, places), self.valid.index_select(0, places)
 
@@ -278,4 +278,4 @@ def _check_groups(sizes: Mapping[str, int], groups: tuple[str, ...], name: str) 
             raise ConfigError(problem, key=f"algo={name}", hint=hint)
     if len({sizes[group] for group in groups}) > 1:
         got = {group: sizes[group] for group in groups}
-        raise ConfigError(key=f"algo={name}", expected="groups of one size", got=got)
+        raise ConfigError(key=f"algo={name}", expected="groups of equal size", got=got)

@@ -31,7 +31,7 @@ def _seen(env: EnvSpec) -> EnvSpec:
 
 
 def _make_student(cls: type, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:
-    """Build networks without trainable values, and with trainable noise only if the loss depends on it."""
+    """Build networks with a frozen value head, and a frozen log-std unless the loss depends on it."""
     policy = ActorCritic(cfg, _seen(env), context.section).to(device)
     fixed = ("value_head",) if cfg.loss == "nll" else ("value_head", "head.log_std")
     for name, parameter in policy.named_parameters():

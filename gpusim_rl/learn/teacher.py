@@ -32,10 +32,10 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
     trained = context.load_policy(name)
     theirs, ours = trained.obs_sizes["policy"], env.obs_sizes.get(group)
     if ours is None:
-        problem, hint = "it observes numbers, these envs have only images", f"Try a group {group!r}"
+        problem, hint = "the policy observes numbers, but these envs have only images", f"Try a group {group!r}"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     if theirs != ours:
-        problem = f"it observes {theirs} numbers, the group {group!r} of this task has {ours}"
+        problem = f"the policy observes {theirs} numbers, but group {group!r} of this task has {ours}"
         hint = "Try its task, with task.observations as in its config.yaml; parts for a teacher only have used=false"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     return trained
@@ -81,7 +81,7 @@ class Labels:
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Restore `state_dict`; a different teacher, or None, begins new episodes."""
         if state is not None and state["digest"] != self._digest:
-            warn("the teacher is a different one than before the resume")
+            warn("the teacher is not the one used before the resume")
             state = None
         for i, hidden in enumerate(self.hidden):
             hidden.copy_(torch.zeros_like(hidden) if state is None else state["hidden"][i])
@@ -149,6 +149,6 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerCont
     values = [(path, *(attrgetter(path)(run) for run in (theirs, settings))) for path in (*paths, "normalize_obs")]
     fixes = [f"{context.section}.{path}={text_of(value)}" for path, value, current in values if value != current]
     if fixes:
-        raise ConfigError("its policy differs", key=f"start_from={name}", hint=f"Try {shlex.join(fixes)}")
+        raise ConfigError("different policy structure", key=f"start_from={name}", hint=f"Try {shlex.join(fixes)}")
     own, saved = policy.state_dict(), trained.policy.state_dict()
     policy.load_state_dict({key: saved[key] if key.startswith(ACTING) else own[key] for key in own})

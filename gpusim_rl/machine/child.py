@@ -117,7 +117,7 @@ class Child:
         return self.last_line().removeprefix("error: ") or f"exit status {status}"
 
     def stop(self, within_s: float = ENDS_WITHIN_S, number: int = signal.SIGTERM) -> bool:
-        """Send one signal, wait, then kill it and its descendants. Return whether it ended by itself."""
+        """Signal the process once, wait, then kill it and its descendants. Return whether it exited by itself."""
         if self.running:
             self.process.send_signal(number)
             give_up = time.monotonic() + within_s

@@ -126,7 +126,7 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
 def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str], problem: str) -> None:
     """Raise ConfigError, beginning with `problem`, for a missing or invalid key of an untrusted file."""
     if missing := set(needed) - state.keys():
-        raise ConfigError(f"it has no {', '.join(sorted(missing))}", key=problem)
+        raise ConfigError(f"missing {', '.join(sorted(missing))}", key=problem)
     for key in types.keys() & state.keys():
         value, wrong = state[key], None
         if not isinstance(value, types[key]) or isinstance(value, bool):

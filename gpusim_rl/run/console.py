@@ -393,7 +393,7 @@ def _table(groups: Sequence[Sequence[tuple[str, str]]], columns: int) -> Table:
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace NaN and infinity by None, for JSON."""
+    """Replace NaN and infinity with None, for JSON."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 

@@ -74,7 +74,7 @@ class EvalProcess:
         return idle and (passed or (last and iteration > self._last))
 
     def begin(self, file: Path, iteration: int) -> None:
-        """Start to evaluate the checkpoint of this iteration."""
+        """Start evaluating the checkpoint of this iteration."""
         self._last = self.evaluating = iteration
         self._child.heard()
         self._send({"checkpoint": str(file)})

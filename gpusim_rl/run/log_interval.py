@@ -40,7 +40,7 @@ class LogIntervals:
         self.best_return: float | None = None  # best of them so far
 
     def start(self) -> None:
-        """Start to monitor the machine."""
+        """Start monitoring the machine."""
         self._monitor = SystemMonitor(self._collector.device)
 
     def resume(self, iteration: int, env_steps: int, best_return: float | None) -> None:

@@ -183,7 +183,7 @@ class Logger:
         return f"{command('play')} --replay {shlex.quote(f'{self.run_dir}/{name}')}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the logger's entries of a checkpoint."""
+        """Return the logger's checkpoint entries."""
         return {"wandb_id": self._wandb_id, "best_evaluation": self.checkpoints.best_evaluation}
 
     def finish(self, run: RunView, *, left: bool = False) -> Row:

@@ -76,7 +76,7 @@ class EpisodeWindow:
         return mean_return, mean_length, number, trimmed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ring and running episodes."""
+        """Return the ring buffer, and the returns and lengths of unfinished episodes."""
         names = ("episode_return", "episode_length", "ring", "total")
         return {name: getattr(self, name).clone() for name in names}
 
@@ -212,7 +212,7 @@ class Metrics:
         if not is_tensor or value.ndim != 0 or value.device.type != self.device.type:
             problem = f"a tensor of shape {[*value.shape]} on {value.device}" if is_tensor else type(value).__name__
             expected = f"a tensor of shape [] on {self.device}"
-            raise ConfigError(f"is {problem}", key=f"{key}[{name!r}]", expected=expected)
+            raise ConfigError(f"not a scalar tensor but {problem}", key=f"{key}[{name!r}]", expected=expected)
 
     def _add(self, name: str, value: Tensor) -> None:
         if name not in self._sums:

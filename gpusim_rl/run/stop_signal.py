@@ -18,7 +18,7 @@ LONG_S = 10.0  # iterations that take longer are not finished: schedulers kill s
 
 
 class IterationLeftError(Exception):
-    """Abort of an iteration; its state is inconsistent."""
+    """Iteration aborted midway; the state is inconsistent."""
 
 
 class StopSignal:
@@ -47,7 +47,7 @@ class StopSignal:
             signal.signal(number, handler)
 
     def begin_iteration(self) -> None:
-        """Start to measure an iteration."""
+        """Start timing an iteration."""
         self._last_s = self._elapsed_s
         self._began = time.perf_counter()
 

@@ -64,7 +64,7 @@ class Trainer:
     def train(self) -> Row:
         """Train until `max_iterations`; return the last row of metrics.
 
-        Ctrl-C, SIGTERM and SIGHUP stop after the current iteration with a checkpoint and exit with the shell's code. An
+        Ctrl-C, SIGTERM and SIGHUP save a checkpoint after the current iteration and exit with code 128 + signal. An
         iteration over 10 s is aborted; the checkpoint before it remains. A second signal ends the process at once.
         """
         cfg, named = self.cfg, self.start.spec.checkpoint

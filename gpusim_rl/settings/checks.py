@@ -51,7 +51,7 @@ def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: t
     checked["task"] = build(settings_class(task_class), task, path="task")
     if "algorithm" not in checked:
         if algorithm_class is None:
-            raise ConfigError("its class is needed to check its settings", key=f"algo={checked['algo']}")
+            raise ConfigError("cannot check the settings without the algorithm's class", key=f"algo={checked['algo']}")
         section = _section(config.get(checked["algo"]), checked["algo"])
         checked["algorithm"] = build(settings_class(algorithm_class), section, path=checked["algo"])
     return RunConfig(**checked)
@@ -137,7 +137,7 @@ ISAACGYMENVS = {
     "num_threads": "Did you mean 'sim.num_threads'?",
     "physics_engine": f"Try one of sim={', '.join(SIMULATORS)}",
     "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",
-    "graphics_device_id": "Training draws nothing. Try python tools/record.py <run folder>",
+    "graphics_device_id": "Training does not render. Try python tools/record.py <run folder>",
     "task.sim": "Try task.physics_hz (substeps / dt) and task.control_hz; solver settings are in the MJCF",
     "task.env": "A task's settings are right below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
     "train": "Learning is below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md has all names",

@@ -64,7 +64,7 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
 
 
 def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, TaskEntry]:
-    """Return all tasks by name; the user's (`-cd`) win, `outside` adds those of other libraries."""
+    """Return all tasks by name; the user's (`-cd`) take precedence, `outside` adds those of other libraries."""
     files: dict[str, tuple[str, Path]] = {}
     for source, folder in cfg_dirs(config_dir):
         for file in sorted((folder / "task").glob("*.yaml")):

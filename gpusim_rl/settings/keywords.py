@@ -98,7 +98,7 @@ def _defaults(owner: type, call: str) -> Any:
         return settings_class(owner)()
     except TypeError:
         name = owner.__name__
-        hint = f"Try gpusim_rl.train({name}, {name}.Config(...)), or defaults in {name}.Config"
+        hint = f"Try gpusim_rl.train({name}, {name}.Config(...)), or default values in {name}.Config"
         raise ConfigError(f"{name} has neither a yaml nor settings", key=call, hint=hint) from None
 
 

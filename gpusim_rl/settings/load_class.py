@@ -56,7 +56,7 @@ def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         package = module_name.partition(".")[0]
-        hint = f"Try running from the folder of {package!r} (this one is {Path.cwd()}), or install its package"
+        hint = f"Try running from the folder of {package!r} (now: {Path.cwd()}), or installing its package"
         raise ConfigError(f"no module named {error.name!r}", key=f"{key}={target}", hint=hint) from None
 
 

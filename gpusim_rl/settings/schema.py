@@ -343,7 +343,7 @@ class BCConfig(SupervisedConfig):
     def __post_init__(self) -> None:
         SupervisedConfig.__post_init__(self)
         if self.network.rnn is not None:
-            problem = "control steps are learned one by one, without a memory"
+            problem = "recurrent policies are not supported: control steps are learned independently"
             raise UserError(problem, key="network.rnn", hint="Try null")
 
     def batch_rows(self, num_envs: int) -> int:
@@ -629,7 +629,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
-    """Checks and measurements that cost speed."""
+    """Checks and measurements that slow a run down."""
 
     check_task: bool
     check_device: bool
@@ -681,7 +681,7 @@ class RunConfig:
         actors, number = self.actors.engine, self.num_actors
         if not self.headless:
             hint = "Try python tools/play.py <run folder>, which follows the run"
-            raise ConfigError("training opens no window", key="headless=false", hint=hint)
+            raise ConfigError("training does not open a window", key="headless=false", hint=hint)
         if self.checkpoint is not None and self.start_from is not None:
             raise ConfigError(f"start_from={self.start_from} has no effect with checkpoint", hint="Try start_from=null")
         if actors is None and number is not None:

@@ -51,7 +51,7 @@ def check_saved_settings(
         if "_target_" in key.split(".") or key == ENV_ID:
             problem = f"{key}={value} would run code that no yaml of gpusim_rl or of an installed package names"
             raise ConfigError(problem, key=str(where), hint=f"{TRUST}, or -cd <its yaml>")
-        raise ConfigError(f"{key}={value!r} may lead out of the folder", key=str(where), hint=TRUST)
+        raise ConfigError(f"{key}={value!r} may point outside the run folder", key=str(where), hint=TRUST)
     for _, node, leaf, default in _class_sections(settings, PER_CALL_SETTINGS + MACHINE_SETTINGS):
         node[leaf] = default
     return settings
@@ -79,7 +79,7 @@ def untrusted_values(
 
 
 def place_of(key: str) -> str:
-    """Return the kind of code of a `_target_` key (task, algo, network, extension, env), or ""."""
+    """Return what a `_target_` key names (task, algo, network, extension or env), or ""."""
     section, _, rest = key.removesuffix("._target_").partition(".")
     networks = "network", "network.encoder"
     if re.fullmatch(r"extensions\.\w+", rest):

@@ -82,7 +82,7 @@ def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict
     else:
         numbers = dict.fromkeys(joints, value)
     for name, number in numbers.items():
-        least = "above 0" if argument in _POSITIVE else "at least 0"
+        least = "a positive number" if argument in _POSITIVE else "a number >= 0"
         right = isinstance(number, int | float) and math.isfinite(number) and number >= 0.0
         if not right or (argument in _POSITIVE and number == 0.0):
             raise TaskError(key=f"{argument} of joint {name!r}", expected=least, got=number)

@@ -42,7 +42,7 @@ def add_camera(
     call = f"Scene.add_camera({camera.name!r})"
     _check(call, camera)
     if fovy is not None and not 0.0 < fovy < 180.0:
-        raise TaskError(key=f"{call}: fovy", expected="above 0 and below 180 degrees", got=fovy)
+        raise TaskError(key=f"{call}: fovy", expected="an angle between 0 and 180 [degrees]", got=fovy)
     known = [each.name for each in spec.cameras]
     if camera.name in known:
         if (body, pos, quat, target) != (None, None, None, None):
@@ -57,7 +57,7 @@ def add_camera(
     if body is not None and body not in bodies:
         raise TaskError(f"no body {body!r}", key=call, hint=available(body, bodies))
     if quat is not None and target is not None:
-        raise TaskError("quat and target exclude each other", key=call)
+        raise TaskError("quat and target are mutually exclusive", key=call)
     for name, value, length in (("pos", pos, 3), ("quat", quat, 4), ("target", target, 3)):
         if value is None or (len(value) == length and np.isfinite(value).all() and (name != "quat" or any(value))):
             continue
@@ -133,5 +133,5 @@ class CameraImages:
     def _output(self, name: str) -> Tensor:
         if name not in self._tensors:
             outputs = (*self.outputs, name)
-            raise TaskError(f"camera {self.name!r} draws no {name}", hint=f"Try add_camera(..., outputs={outputs})")
+            raise TaskError(f"camera {self.name!r} lacks output {name}", hint=f"Try add_camera(..., outputs={outputs})")
         return self._tensors[name]

@@ -67,7 +67,7 @@ def read_heights(
     """Return heights [m] of an array or picture; see `Scene.add_heightfield`."""
     if isinstance(heights, str | Path):
         if height is None or not height > 0.0:
-            raise TaskError(key=f"{call}: height", expected="above 0 m for a picture", got=height)
+            raise TaskError(key=f"{call}: height", expected="a positive height [m] for a picture", got=height)
         try:
             field = height * _read_picture(Path(heights))
         except ValueError as error:
@@ -80,7 +80,7 @@ def read_heights(
         expected = "finite numbers of shape [x, y], at least [2, 2]"
         raise TaskError(f"invalid heights of shape {list(field.shape)}", key=call, expected=expected)
     if len(size) != 2 or not min(size) > 0.0:
-        raise TaskError(key=f"{call}: size", expected="two lengths above 0 m", got=size)
+        raise TaskError(key=f"{call}: size", expected="two positive lengths [m]", got=size)
     return field
 
 

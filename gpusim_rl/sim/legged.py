@@ -310,7 +310,7 @@ class _Reader:
         return {self.name("joint", j): tuple(float(f"{x:.4g}") for x in motor) for j, motor in motors.items()}  # type: ignore[misc]
 
     def loads(self, feet: list[list[int]]) -> dict[int, float]:
-        """Return joint torques that hold the pose, the feet sharing the weight equally [N m]."""
+        """Return the joint torques [N m] that hold the pose with the weight shared equally among the feet."""
         model, data = self.model, self.data
         mujoco.mj_forward(model, data)
         torque, jacobian = data.qfrc_bias.copy(), np.zeros((3, model.nv))

@@ -48,7 +48,7 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
     except package.DownloadError as error:
         url, _, reason = str(error).partition(": ")
         reason = getattr(error.__cause__, "reason", None) or reason  # in place of <urlopen error ...>
-        hint = f"Without network: unpack it, and set MENAGERIE_ROOT to the folder that contains {robot_name}/"
+        hint = f"Offline: unpack the archive, and set MENAGERIE_ROOT to the folder that contains {robot_name}/"
         raise TaskError(f"cannot download {url}: {' '.join(str(reason).split())}", key=source, hint=hint) from None
     except (package.MenagerieError, OSError, ValueError) as error:
         raise TaskError(" ".join(str(error).split()), key=source) from None

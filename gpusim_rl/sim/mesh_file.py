@@ -19,7 +19,7 @@ _THIN = 1e-3  # least half size of the box that replaces a flat collision mesh [
 
 
 def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
-    """Replace a mesh's file by vertices [m] and faces; ValueError if it is unreadable or trimesh is missing.
+    """Replace a mesh's file with vertices [m] and faces; ValueError if it is unreadable or trimesh is missing.
 
     A Collada file's `<unit>` applies, its `<up_axis>` does not, as in ROS.
     """
@@ -49,7 +49,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
         drawn = [scene.geometry[scene.graph[node][1]] for node in scene.graph.nodes_geometry]
         corners = 3 * sum(len(getattr(part, "faces", ())) for part in drawn)
         if corners > budgets.ASSET_NUMBERS:
-            raise ValueError(f"its faces have {corners} corners, expected at most {budgets.ASSET_NUMBERS}")
+            raise ValueError(f"mesh too large: {corners} face vertices, expected at most {budgets.ASSET_NUMBERS}")
         shape = scene.to_mesh()
         vertices, faces = metres * np.asarray(shape.vertices), np.asarray(shape.faces)
     except Exception as error:  # of any library that reads an untrusted file

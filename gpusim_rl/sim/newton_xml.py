@@ -83,7 +83,7 @@ def _pose(element: ET.Element) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inline_frames(parent: ET.Element) -> None:
-    """Replace frames by their elements, with composed pose and inherited class."""
+    """Replace frames with their elements, with composed pose and inherited class."""
     children: list[ET.Element] = []
     for child in list(parent):
         if child.tag in ("body", "frame"):

@@ -165,12 +165,12 @@ def find_elements(
     kind, model, label = FIELDS[name].of, scene.model, f"sim.param({name!r})"
     if kind == "world":
         if articulation is not None or elements is not None:
-            raise TaskError(f"it belongs to the world, not to {articulation!r}", key=label)
+            raise TaskError(f"a property of the world, not of {articulation!r}", key=label)
         return [], []
     if kind in _OF_SCENE:
         if articulation is not None:
             hint = f"Try the names of {kind}s in `elements`"
-            raise TaskError(f"it belongs to the scene, not to {articulation!r}", key=label, hint=hint)
+            raise TaskError(f"a property of the scene, not of {articulation!r}", key=label, hint=hint)
         numbers = range(getattr(model, _OF_SCENE[kind]))
         rows = {getattr(model, kind)(i).name or f"{kind}{i}": [i] for i in numbers}
         owner, part, lacking = "the scene", kind, f"{kind}s"

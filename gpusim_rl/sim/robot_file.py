@@ -59,7 +59,7 @@ def read_robot(
     keyframe: str | None,
     fixed_base: bool | None,
 ) -> tuple[mujoco.MjSpec, dict[str, float]]:
-    """Read a robot, see `Scene.add`; return its spec, all elements named, and a URDF's velocity limits [rad/s or m/s].
+    """Read a robot (see `Scene.add`); return a spec with all elements named, and URDF velocity limits [rad/s or m/s].
 
     TaskError: an argument does not fit. ValueError, FileNotFoundError: the file is invalid or missing.
     """

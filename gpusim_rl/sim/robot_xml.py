@@ -61,13 +61,13 @@ def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
     """Raise TaskError if a path is a pipe or the like, too large, or a Git LFS pointer."""
     if not path.is_file():
         if path.exists():
-            raise TaskError("it is not a regular file", key=str(path), hint="Try a copy of its content")
+            raise TaskError("not a regular file", key=str(path), hint="Try a copy of its content")
         return
     size = path.stat().st_size
     if size > limit:
-        raise TaskError(f"it has {size >> 20} MB", key=str(path), expected=f"at most {limit >> 20} MB")
+        raise TaskError(f"too large: {size >> 20} MB", key=str(path), expected=f"at most {limit >> 20} MB")
     if size < 1000 and path.read_bytes().startswith(_LFS):
-        raise TaskError("it is a Git LFS pointer, not the file", key=str(path), hint="Try: git lfs pull")
+        raise TaskError("Git LFS pointer instead of the file", key=str(path), hint="Try: git lfs pull")
 
 
 def read_content(file: Path) -> bytes:
@@ -209,7 +209,7 @@ def check_assets(spec: mujoco.MjSpec) -> None:
                     head = file.read(24)
                 width, height = struct.unpack(">II", head[16:24]) if len(head) == 24 else (0, 0)
                 if width * height > budgets.ASSET_NUMBERS:
-                    raise TaskError(f"it has {width} x {height} pixels, over {budgets.ASSET_NUMBERS}", key=str(path))
+                    raise TaskError(f"{width} x {height} pixels exceed {budgets.ASSET_NUMBERS}", key=str(path))
     try:
         if missing:
             spec.copy().compile()  # an attached model has its files elsewhere

@@ -80,7 +80,7 @@ class Scene:
         self._model: mujoco.MjModel | None = None
         self.option = SceneOption(self.spec, self._changed)
         if max_angular_velocity is not None and not max_angular_velocity > 0.0:
-            raise TaskError(key="Scene.max_angular_velocity", expected="above 0", got=max_angular_velocity)
+            raise TaskError(key="Scene.max_angular_velocity", expected="a positive number", got=max_angular_velocity)
         self.max_angular_velocity = max_angular_velocity
         self.njmax: int | None = None
         self.choose(integrator, cone)

@@ -101,7 +101,7 @@ _apart: list[Callable[[Callable[[], None]], None]] = []
 
 @contextmanager
 def defer_launches(take: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Pass the launches of `WarpGraphs` in the block to `take`, to be called later: torch captures exclude them."""
+    """Pass launches of `WarpGraphs` to `take` instead, to run later: a torch capture must not include them."""
     _apart.append(take)
     try:
         yield
@@ -227,7 +227,7 @@ class WarpGraphs:
                 self._in_torch_graphs.append(wp.capture_end(stream=stream))
             # A Warp loop interrupts and resumes the capture; torch's memory and random numbers depend on its id.
             if _capture_id(stream) != before:
-                raise RuntimeError("a loop of Warp has changed the id of torch's capture")
+                raise RuntimeError("a Warp loop changed the id of torch's graph capture")
 
 
 def _capture_id(stream: wp.Stream) -> int:

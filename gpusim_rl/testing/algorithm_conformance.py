@@ -1,4 +1,4 @@
-"""Conformance suite of algorithms, to be inherited in a package's tests.
+"""Conformance suite for algorithms; subclass it in your package's tests.
 
     from gpusim_rl.testing.algorithm_conformance import AlgorithmConformance
 

@@ -1,4 +1,4 @@
-"""Conformance suite of tasks, to be inherited in a package's tests.
+"""Conformance suite for tasks; subclass it in your package's tests.
 
     from gpusim_rl.testing.conformance import TaskConformance
 

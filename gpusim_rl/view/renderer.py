@@ -158,7 +158,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
 
 
 def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_stay: bool = False) -> np.ndarray:
-    """Tile images of envs, uint8 [h, w, 3], into one, uint8 [height, width, 3]; `pixels_stay` keeps pixels sharp."""
+    """Tile images, uint8 [h, w, 3], into one, uint8 [height, width, 3]; `pixels_stay`: scale by nearest neighbour."""
     from PIL import Image, ImageOps
 
     method = Image.Resampling.NEAREST if pixels_stay else Image.Resampling.BICUBIC

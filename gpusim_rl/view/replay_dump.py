@@ -37,8 +37,8 @@ class DumpReplay:
     ) -> DumpReplay:
         """Restore the envs from `diverged.pt`, `skipped.pt` or a checkpoint, or raise ConfigError.
 
-        Without `sim`, a divergence runs on the registry's choice (`replay_sim`), an update on the run's own simulator.
-        `trust` imports any class that the file names; `config_dir` is the trusted folder of `-cd`.
+        Without `sim`, a divergence is replayed on the registry's choice (`replay_sim`), an update on the run's.
+        `trust` allows importing any class that the file names; `config_dir` is the trusted folder of `-cd`.
         """
         import_from_current_folder()
         state = load(file)

@@ -65,8 +65,8 @@ class WebViewer:
 
     def __init__(self, player: Player, *, host: str = LOCALHOST, port: int | None = None) -> None:
         if not isinstance(player.env, VecEnv):
-            hint = "Try --viewer native with a display, --viewer none, or the tool record for a video"
-            raise ConfigError("envs of another library have no model for a browser", key=player.name, hint=hint)
+            hint = "Try --viewer native with a display, --viewer none, or tools/record.py for a video"
+            raise ConfigError("envs of another library cannot be shown in a browser", key=player.name, hint=hint)
         self._player, self._vec_env = player, player.env
         self.commands = steerable(player.env.task)  # None if the task has none
         self.env = 0  # followed env
