@@ -65,7 +65,7 @@ def column(*values: float) -> torch.Tensor:
     return torch.tensor(values)[:, None]
 
 
-def test_a_servo_answers_a_step_as_the_second_order_law_says(backend, disc):
+def test_servo_step_response_is_second_order(backend, disc):
     stiffness, damping = 50.0, 4.0
     sim, joint = driven(backend, disc, kind="position", stiffness=stiffness, damping=damping)
     joint.actuate(column(1.0, -0.5, 0.0))
@@ -98,7 +98,7 @@ def test_a_servo_answers_a_step_as_the_second_order_law_says(backend, disc):
     ],
     ids=["velocity", "torque", "position"],
 )
-def test_a_drive_accelerates_within_its_limits(backend, disc, drive, control, steps, factor, approached):
+def test_drive_accelerates_within_its_limits(backend, disc, drive, control, steps, factor, approached):
     sim, joint = driven(backend, disc, **drive)
     assert drive["kind"] != "torque" or joint.control_limits.tolist() == [[-2.0, 2.0]]
     joint.actuate(column(*control))
@@ -107,7 +107,7 @@ def test_a_drive_accelerates_within_its_limits(backend, disc, drive, control, st
     torch.testing.assert_close(joint.joint_vel, factor * column(*approached), rtol=rtol, atol=1e-6)
 
 
-def test_a_dc_motor_is_on_its_torque_speed_line(backend, disc):
+def test_dc_motor_follows_its_torque_speed_line(backend, disc):
     no_load, stall, load = 10.0, 5.0, -2.0
     sim, joint = driven(backend, disc, 200.0, kind="dc_motor", velocity_limit=no_load, stall_effort=stall)
     assert joint.control_limits.tolist() == [[-1.0, 1.0]]
@@ -128,7 +128,7 @@ def efforts(sim: Sim, joint: Articulation, speeds: torch.Tensor) -> torch.Tensor
 
 
 @pytest.mark.parametrize("kind", ["position", "torque"])
-def test_a_velocity_limit_clips_the_effort_to_the_line_of_a_dc_motor(backend, disc, kind):
+def test_velocity_limit_clips_effort_to_the_dc_motor_line(backend, disc, kind):
     # As Isaac Lab's DCMotor: to stall (+-1 - v / limit), then to the effort limit.
     limit, stall, most = 8.0, 6.0, 4.0
     settings = {"stiffness": 100.0, "damping": 0.5} if kind == "position" else {}
@@ -145,7 +145,7 @@ def test_a_velocity_limit_clips_the_effort_to_the_line_of_a_dc_motor(backend, di
     torch.testing.assert_close(efforts(sim, joint, speeds), asked, rtol=2e-3, atol=5e-3)
 
 
-def test_after_a_reset_no_control_of_the_last_episode_acts(backend, disc):
+def test_reset_discards_delayed_controls(backend, disc):
     sim, joint = driven(backend, disc, kind="torque", delay=0.005)
     joint.actuate(column(1.0, 1.0, 1.0))
     advance(sim, 10)
@@ -156,7 +156,7 @@ def test_after_a_reset_no_control_of_the_last_episode_acts(backend, disc):
     torch.testing.assert_close((joint.joint_vel - before) * INERTIA / sim.dt, column(1.0, -2.0, 1.0), rtol=1e-3, atol=0)
 
 
-def test_what_is_under_way_is_part_of_the_state(backend, disc):
+def test_state_dict_holds_delayed_controls(backend, disc):
     (sim, joint), (other, copy) = (driven(backend, disc, kind="torque", delay=0.005) for _ in range(2))
     joint.actuate(column(1.0, 2.0, 3.0))
     advance(sim, 3)
@@ -175,7 +175,7 @@ def write(sim: Sim, name: str, *values: float) -> None:
 
 
 @pytest.mark.parametrize("motor", [False, True])
-def test_every_world_has_its_own_stiffness_damping_and_effort(backend, disc, motor):
+def test_stiffness_damping_and_effort_are_per_world(backend, disc, motor):
     line = {"velocity_limit": 1000.0, "stall_effort": 50.0} if motor else {}
     sim, joint = driven(backend, disc, kind="position", stiffness=10.0, damping=1.0, effort_limit=4.0, **line)
     write(sim, "stiffness", 10.0, 20.0, 50.0)
@@ -189,7 +189,7 @@ def test_every_world_has_its_own_stiffness_damping_and_effort(backend, disc, mot
     torch.testing.assert_close(efforts(sim, joint, speeds), expected, rtol=3e-3, atol=3e-3)
 
 
-def test_the_effort_of_a_dc_motor_goes_with_its_stall_effort(disc):
+def test_dc_motor_effort_scales_its_stall_effort(disc):
     sim, joint = driven("mujoco", disc, kind="dc_motor", velocity_limit=10.0, effort_limit=4.0)
     write(sim, "effort", 4.0, 2.0, 8.0)
     joint.actuate(torch.ones(NUM, 1))
@@ -197,14 +197,14 @@ def test_the_effort_of_a_dc_motor_goes_with_its_stall_effort(disc):
     torch.testing.assert_close(efforts(sim, joint, speeds), column(2.0, 1.0, 4.0), rtol=1e-3, atol=1e-3)
 
 
-def test_the_damping_of_a_velocity_drive_is_its_own(disc):
+def test_velocity_drive_damping_is_per_world(disc):
     sim, joint = driven("mujoco", disc, kind="velocity", damping=2.0)
     write(sim, "damping", 2.0, 1.0, 0.0)
     joint.actuate(torch.ones(NUM, 1))
     torch.testing.assert_close(efforts(sim, joint, torch.zeros(NUM, 1)), column(2.0, 1.0, 0.0), rtol=1e-3, atol=1e-6)
 
 
-def test_every_world_has_its_own_delay(backend, disc):
+def test_delay_is_per_world(backend, disc):
     sim, joint = driven(backend, disc, 200.0, kind="torque", max_delay=0.04)
     write(sim, "delay", 0.0, 0.012, 0.038)
     torques = []
@@ -223,7 +223,7 @@ def test_every_world_has_its_own_delay(backend, disc):
 @pytest.mark.parametrize(
     ("backend", "physics_hz"), [*(("mujoco", hz) for hz in (120, 250, 333, 1000)), ("mjwarp", 250)]
 )
-def test_a_delay_of_k_physics_steps_is_k_steps(backend, physics_hz, source):
+def test_delay_of_k_physics_steps_is_exact(backend, physics_hz, source):
     steps = torch.arange(9)
     if source == "param":
         scene = Scene(physics_hz, gravity=0.0)
@@ -250,7 +250,7 @@ def test_a_delay_of_k_physics_steps_is_k_steps(backend, physics_hz, source):
             assert (number - found).round().int().tolist() == steps.tolist(), number
 
 
-def test_values_belong_to_joints_by_name_and_pattern():
+def test_drive_values_match_joints_by_name_and_pattern():
     scene = Scene(physics_hz=500)
     scene.add("dog", ROBOTS / "quadruped.urdf", pos=(0.0, 0.0, 0.45), fixed_base=False)
     scene.add_actuators(
@@ -286,7 +286,7 @@ def test_values_belong_to_joints_by_name_and_pattern():
     assert sim.ctrl[0].tolist() == [*range(8), 0.5, *range(8, 12)]  # type: ignore[attr-defined]
 
 
-def test_an_actuator_of_a_file_with_two_targets_has_two_controls(backend):
+def test_actuator_with_two_targets_has_two_controls(backend):
     # The servo of MuJoCo's DC motor may take a position and a velocity.
     spec = mujoco.MjSpec.from_string(ARM)
     servo = spec.add_actuator(name="elbow", target="elbow", trntype=mujoco.mjtTrn.mjTRN_JOINT)
@@ -303,7 +303,7 @@ def test_an_actuator_of_a_file_with_two_targets_has_two_controls(backend):
     assert arm.joint_pos[0, 1] == pytest.approx(0.0, abs=1e-6) and arm.joint_pos[1, 1] > 0.1
 
 
-def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
+def test_two_control_actuator_shifts_later_indices():
     spec = mujoco.MjSpec.from_string(
         """<mujoco><worldbody><body name="torso" pos="0 0 1"><freejoint/><geom size="0.1"/>
         <body name="a_foot"><joint name="a"/><geom size="0.1" pos="0 0.2 -0.9"/></body>
@@ -351,7 +351,7 @@ def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
         ({"name": "leg"}, r"no 'leg'. Available: arm"),
     ],
 )
-def test_a_wrong_drive_is_one_line(arguments, line):
+def test_invalid_drive_is_rejected_in_one_line(arguments, line):
     scene = scene_with(100, arm=ROBOTS / "arm.urdf")
     scene.add_actuators("arm", "left_finger", kind="torque")
     settings = {"name": "arm", "joints": "elbow", "kind": "position", "stiffness": 10.0} | arguments
@@ -360,13 +360,13 @@ def test_a_wrong_drive_is_one_line(arguments, line):
     assert "\n" not in str(error.value)
 
 
-def test_a_velocity_limit_without_an_effort_is_one_line(disc):
+def test_velocity_limit_without_effort_limit_is_rejected(disc):
     scene = scene_with(100, disc=disc)
     with pytest.raises(TaskError, match=r"joint 'spin': velocity_limit needs effort_limit"):
         scene.add_actuators("disc", "spin", kind="torque", velocity_limit=3.0)
 
 
-def test_a_delay_that_the_drive_has_not_cannot_be_drawn(disc):
+def test_delay_of_a_drive_without_one_is_rejected(disc):
     sim, _ = driven("mujoco", disc, kind="torque")
     with pytest.raises(TaskError, match="'disc' has no such delays"):
         write(sim, "delay", 0.0, 0.0, 0.0)

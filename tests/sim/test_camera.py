@@ -70,7 +70,7 @@ def make_sim(request: pytest.FixtureRequest) -> Callable[..., Sim]:
 # What a camera sees
 
 
-def test_the_silhouette_of_a_sphere_is_the_analytic_disc(make_sim):
+def test_sphere_silhouette_is_the_analytic_disc(make_sim):
     scene, distance, fovy, size = marble_scene(), 2.0, 50.0, 96
     scene.add_camera("eye", pos=(0, -distance, 1), target=(0, 0, 1), fovy=fovy, size=(size, size), outputs=ALL)
     sim = make_sim(scene)
@@ -91,7 +91,7 @@ def test_the_silhouette_of_a_sphere_is_the_analytic_disc(make_sim):
     assert (eye.rgb[eye.segmentation == -1] == sky).all() and (eye.depth[eye.segmentation == -1] == FAR).all()
 
 
-def test_the_depth_of_a_plane_is_analytic(make_sim):
+def test_plane_depth_is_analytic(make_sim):
     scene, height, fovy = marble_scene(), 3.0, 60.0
     half = math.radians(30.0) / 2
     quat = (math.cos(half), math.sin(half), 0.0, 0.0)  # from straight down towards +y
@@ -106,7 +106,7 @@ def test_the_depth_of_a_plane_is_analytic(make_sim):
     torch.testing.assert_close(down.depth, expected.expand(3, -1, -1), rtol=1e-4, atol=1e-4)
 
 
-def test_the_first_row_is_above_and_the_first_column_left(make_sim):
+def test_first_row_is_top_and_first_column_left(make_sim):
     scene = marble_scene()
     for name, target in (("right", (1, 0, 1)), ("below", (0, 0, 0.3))):  # the ball is then left, or above
         scene.add_camera(name, pos=(0, -3, 1), target=target, size=(32, 32), outputs=("segmentation",))
@@ -117,7 +117,7 @@ def test_the_first_row_is_above_and_the_first_column_left(make_sim):
     assert row[0] < 10 and abs(row[1] - 15.5) < 1 and column[1] < 12 and abs(column[0] - 15.5) < 1
 
 
-def test_a_camera_goes_with_its_body_and_a_file_brings_its_own(make_sim):
+def test_cameras_of_bodies_and_files_follow_their_body(make_sim):
     scene = marble_scene()
     scene.add_camera("marble/own", size=(48, 48), outputs=ALL)
     scene.add_camera("mine", "marble/marble", (0, -2, 0), target=(0, 0, 0), fovy=40, size=(48, 48), outputs=ALL)
@@ -136,7 +136,7 @@ def test_a_camera_goes_with_its_body_and_a_file_brings_its_own(make_sim):
     assert close < 1.0  # the two are in one place
 
 
-def test_groups_of_geoms(make_sim):
+def test_camera_shows_its_geom_groups(make_sim):
     scene = marble_scene()
     for name, groups in (("all", (0, 3)), ("hidden", (3,))):
         scene.add_camera(name, pos=(0, -4, 2.5), target=(0, 0, 2.5), size=(40, 40), outputs=ALL, fovy=60, groups=groups)
@@ -148,7 +148,7 @@ def test_groups_of_geoms(make_sim):
     assert not (images["hidden"].segmentation == 0).any()  # the ground is of group 0
 
 
-def test_a_sky_of_the_scene_takes_the_place_of_ours():
+def test_scene_skybox_replaces_the_default_sky():
     scene = marble_scene()
     sky, gradient = mujoco.mjtTexture.mjTEXTURE_SKYBOX, mujoco.mjtBuiltin.mjBUILTIN_GRADIENT
     scene.spec.add_texture(
@@ -161,7 +161,7 @@ def test_a_sky_of_the_scene_takes_the_place_of_ours():
     assert (up.rgb[..., 0] > 2.0 * up.rgb[..., 2]).all() and up.rgb[0, 0, 0, 0] > up.rgb[0, -1, 0, 0]
 
 
-def test_the_mean_of_samples_is_the_mean_of_a_larger_image(make_sim):
+def test_samples_average_a_larger_image(make_sim):
     scene = marble_scene()
     place = {"pos": (0, -3, 1), "target": (0, 0, 0.8)}
     for name, size, samples in (("coarse", 24, 1), ("smooth", 24, 3), ("large", 72, 1)):
@@ -193,7 +193,7 @@ def ant_with_eye() -> Scene:
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_many_worlds_are_that_many_single_ones_bit_for_bit(name):
+def test_batched_images_equal_single_worlds_bit_for_bit(name):
     scene = ant_with_eye()
     together = pictures(make(name, scene, 5))
     alone = make(name, scene, 1)
@@ -209,7 +209,7 @@ def test_many_worlds_are_that_many_single_ones_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_shares_of_threads_are_the_whole_bit_for_bit(name):
+def test_thread_count_does_not_change_images(name):
     whole = pictures(make(name, ant_with_eye(), 7))
     for threads in (3, 7):
         shared = pictures(make(name, ant_with_eye(), 7, num_threads=threads))
@@ -217,14 +217,14 @@ def test_shares_of_threads_are_the_whole_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", ["mjwarp", "newton"])
-def test_simulators_draw_the_same(name):
+def test_simulators_render_equal_images(name):
     pytest.importorskip("newton" if name == "newton" else "mujoco_warp")
     expected, got = (pictures(make(each, ant_with_eye(), 4)) for each in ("mujoco", name))
     assert torch.equal(expected["qpos"], got["qpos"])
     assert all(torch.equal(expected[output], got[output]) for output in ALL)
 
 
-def test_a_world_that_has_run_away_spoils_no_other(make_sim):
+def test_diverged_world_does_not_affect_other_images(make_sim):
     sim = make_sim(ant_with_eye(), 4)
     expected = pictures(sim)
     sim.qpos[1], sim.qpos[2] = math.nan, math.inf
@@ -233,7 +233,7 @@ def test_a_world_that_has_run_away_spoils_no_other(make_sim):
     assert all(torch.equal(getattr(eye, output)[[0, 3]], expected[output][[0, 3]]) for output in ALL)
 
 
-def test_a_captured_draw_is_the_eager_one():
+def test_captured_draw_equals_eager_draw():
     captured, eager = (pictures(make("mjwarp", ant_with_eye(), 4, graph=graph)) for graph in (True, False))
     assert all(torch.equal(captured[output], eager[output]) for output in ALL)
 
@@ -248,7 +248,7 @@ def late_scene() -> Scene:
     return scene
 
 
-def test_a_camera_draws_every_third_step(make_sim):
+def test_camera_draws_every_third_step(make_sim):
     sim = make_sim(late_scene())
     now, late = sim.camera("now"), sim.camera("late")
     drawn(sim)
@@ -268,7 +268,7 @@ def test_a_camera_draws_every_third_step(make_sim):
     assert late.age.tolist() == [0] * 3 and torch.equal(late.rgb, now.rgb)
 
 
-def test_a_checkpoint_brings_back_the_frames(make_sim):
+def test_state_dict_restores_camera_frames(make_sim):
     def steps(sim: Sim, count: int) -> list[Tensor]:
         for _ in range(count):
             sim.step(4)
@@ -323,7 +323,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_an_env_draws_once_in_a_step_after_the_resets(name, frames):
+def test_env_draws_once_per_step_after_resets(name, frames):
     env = make_env(Watched, name)
     task: Any = env.task
     env.reset()
@@ -349,7 +349,7 @@ def test_an_env_draws_once_in_a_step_after_the_resets(name, frames):
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_nothing_is_drawn_when_nobody_asks(name, frames, monkeypatch):
+def test_unused_cameras_are_never_drawn(name, frames, monkeypatch):
     made: list[Any] = []
     monkeypatch.setattr(mujoco_warp, "create_render_context", lambda *_, **__: made.append(1))
     env = make_env(Unwatched, name)
@@ -368,7 +368,7 @@ def test_cameras_do_not_change_the_physics():
     assert all(torch.equal(*pair) for pair in zip(*steps, strict=True))
 
 
-def test_drawing_does_not_wait_for_the_device():
+def test_drawing_does_not_synchronise():
     sim = make("mjwarp", late_scene(), 4, num_threads=1)
     cameras = [sim.camera("now"), sim.camera("late")]
     drawn(sim)
@@ -399,7 +399,7 @@ FIELDS: dict[str, tuple[str | None, list[str] | None, Any]] = {
 }
 
 
-def test_worlds_have_their_own(make_sim):
+def test_visual_parameters_are_per_world(make_sim):
     def watched(num_envs: int) -> tuple[Sim, Tensor]:
         scene = marble_scene()
         scene.add_camera("eye", pos=(0, -3, 1), target=(0, 0, 0.9), size=(40, 40))
@@ -429,7 +429,7 @@ def test_worlds_have_their_own(make_sim):
             param.set(param.default.expand_as(param.value).clone(), everywhere(one))
 
 
-def test_every_field_of_pictures_has_a_case():
+def test_every_visual_parameter_has_a_case():
     assert set(FIELDS) == {name for name, field in params.FIELDS.items() if field.pictures}
 
 
@@ -457,7 +457,7 @@ def test_every_field_of_pictures_has_a_case():
         ({"target": (0, 0, 1)}, "a point other than pos"),
     ],
 )
-def test_a_wrong_camera_is_refused_in_one_line(arguments, words):
+def test_invalid_camera_is_rejected_in_one_line(arguments, words):
     scene = marble_scene()
     scene.add_camera("there", pos=(0, 0, 1))
     place = {} if "name" in arguments and arguments["name"] != "there" else {"pos": (0, 0, 1)}
@@ -466,7 +466,7 @@ def test_a_wrong_camera_is_refused_in_one_line(arguments, words):
     assert words in str(info.value) and "\n" not in str(info.value)
 
 
-def test_a_camera_that_there_is_not(make_sim):
+def test_missing_camera_is_an_error(make_sim):
     scene = marble_scene()
     scene.add_camera("eye", pos=(0, -3, 1))
     sim = make_sim(scene)
@@ -481,7 +481,7 @@ def test_a_camera_that_there_is_not(make_sim):
         sim.param("cam_pos", "marble")
 
 
-def test_what_a_scene_has_not_is_not_drawn():
+def test_undrawable_cameras_are_rejected():
     scene = marble_scene()
     scene.add_camera("empty", pos=(0, -3, 1), groups=(4, 5))
     scene.add_camera("smooth", pos=(0, -3, 1), samples=2)
@@ -495,7 +495,7 @@ def test_what_a_scene_has_not_is_not_drawn():
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_more_memory_than_there_is_is_one_line(name, monkeypatch):
+def test_insufficient_camera_memory_is_reported(name, monkeypatch):
     monkeypatch.setattr(camera_renderer, "memory_available_bytes", lambda: 5_000_000)
     scene = ant_with_eye()
     scene.add_camera("large", pos=(0, -4, 2), size=(400, 500), outputs=ALL)
@@ -505,13 +505,13 @@ def test_more_memory_than_there_is_is_one_line(name, monkeypatch):
         sim.camera("large")
 
 
-def test_a_training_says_which_num_envs_to_try(monkeypatch):
+def test_out_of_memory_suggests_num_envs(monkeypatch):
     monkeypatch.setattr(camera_renderer, "memory_available_bytes", lambda: 1000)
     with pytest.raises(ConfigError, match=r"camera 'side' needs .*\. Try num_envs=3"), one_line_if_out_of_memory(6):
         make_env(Watched)
 
 
-def test_a_mujoco_warp_that_is_missing_or_too_old_is_one_line(monkeypatch):
+def test_missing_or_old_mujoco_warp_is_reported(monkeypatch):
     sim = make("mujoco", ant_with_eye(), 2)
     with (
         monkeypatch.context() as patch,
@@ -525,7 +525,7 @@ def test_a_mujoco_warp_that_is_missing_or_too_old_is_one_line(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:flex")
-def test_what_the_ray_caster_cannot_draw_is_one_line():
+def test_camera_rejects_flexible_bodies():
     scene = scene_with(
         100,
         thing="""<mujoco><worldbody><body name="b"><freejoint/><geom size="0.1"/></body>
@@ -537,7 +537,7 @@ def test_what_the_ray_caster_cannot_draw_is_one_line():
         make("mujoco", scene, 1).camera("eye")
 
 
-def test_a_closed_simulator_leaves_no_thread():
+def test_closed_simulator_leaves_no_threads():
     before = {*threading.enumerate()}
     sim = make("mujoco", ant_with_eye(), 4, num_threads=2)
     sim.camera("eye")
@@ -548,7 +548,7 @@ def test_a_closed_simulator_leaves_no_thread():
     assert not any(thread.is_alive() for thread in started)
 
 
-def test_a_scene_with_cameras_exports_as_it_is():
+def test_scene_with_cameras_exports_unchanged():
     scene = scene_with(100, ant=ANT)
     scene.add_camera("eye", "ant/torso", (0.3, 0, 0), target=(1, 0, 0))
     model = mujoco.MjModel.from_xml_string(scene.spec.to_xml())

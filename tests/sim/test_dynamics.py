@@ -88,7 +88,7 @@ def in_mujoco(sim: Sim, name: str, body: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("backend", SIMS)
 @pytest.mark.parametrize(("scene", "name", "body"), ROBOTS)
-def test_jacobian_and_mass_matrix_are_mujocos(backend, scene, name, body):
+def test_jacobian_and_mass_matrix_equal_mujocos(backend, scene, name, body):
     sim = make(backend, scene(), 16)
     robot = sim.articulation(name)
     dynamics = robot.dynamics(body)
@@ -101,7 +101,7 @@ def test_jacobian_and_mass_matrix_are_mujocos(backend, scene, name, body):
 
 
 @pytest.mark.parametrize("backend", SIMS)
-def test_the_jacobian_gives_the_velocity_of_the_body(backend):
+def test_jacobian_maps_joint_to_body_velocity(backend):
     sim = make(backend, franka_scene(), 8)
     robot = sim.articulation("franka")
     hand, dynamics = robot.bodies(["grip"]), robot.dynamics("grip")
@@ -115,7 +115,7 @@ def test_the_jacobian_gives_the_velocity_of_the_body(backend):
 
 
 @pytest.mark.parametrize("backend", SIMS)
-def test_after_a_step_they_are_of_the_new_state(backend):
+def test_step_updates_jacobian_and_mass_matrix(backend):
     sim = make(backend, arm_scene(), 4)
     arm = sim.articulation("arm")
     dynamics = arm.dynamics("lower")
@@ -129,7 +129,7 @@ def test_after_a_step_they_are_of_the_new_state(backend):
     torch.testing.assert_close(dynamics.mass_matrix, torch.from_numpy(mass).float(), atol=1e-5, rtol=1e-5)
 
 
-def test_errors_name_what_is_missing():
+def test_missing_body_or_joints_are_reported():
     sim = make("mujoco", crane_scene(), 1)
     with pytest.raises(TaskError, match=r"'crane' has no body 'hand'.*hook"):
         sim.articulation("crane").dynamics("hand")

@@ -155,7 +155,7 @@ def poses(model: mujoco.MjModel, qpos: np.ndarray, prefix: str = "") -> dict[str
     return {name: np.append(body.xpos, body.xmat) for name, body in bodies.items()}
 
 
-def test_only_the_robot_is_kept(package):
+def test_scenery_and_options_are_dropped(package):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of options that differ from the scene's
         model = scene_of("menagerie:tiny_walker").model
@@ -168,7 +168,7 @@ def test_only_the_robot_is_kept(package):
 
 
 @pytest.mark.parametrize("source", ["menagerie:tiny_walker", "menagerie:tiny_walker/walker_degrees"])
-def test_the_reference_pose_is_the_stance_and_joints_mean_what_they_meant(package, source):
+def test_stance_becomes_the_reference_pose(package, source):
     original = mujoco.MjModel.from_xml_string(RADIAN)
     model = scene_of(source).model
     key = original.key("home").qpos
@@ -184,7 +184,7 @@ def test_the_reference_pose_is_the_stance_and_joints_mean_what_they_meant(packag
             np.testing.assert_allclose(found[name], pose, atol=1e-8, err_msg=name)
 
 
-def test_a_world_starts_in_the_stance(package):
+def test_worlds_start_in_the_stance(package):
     scene = scene_of("menagerie:tiny_walker")
     sim = make_sim(scene, SimChoice("mujoco", torch.device("cpu"), "test"), 2, sim_config())
     robot = sim.articulation("robot")
@@ -199,7 +199,7 @@ def test_a_world_starts_in_the_stance(package):
     sim.close()
 
 
-def test_bodies_that_are_tied_stay_where_the_file_has_them(package):
+def test_connected_bodies_keep_the_files_pose(package):
     assert scene_of("menagerie:tiny_gripper").model.qpos0.tolist() == [0.5, 0.04, 0.04]  # joints are tied
     assert scene_of("menagerie:tiny_gripper/connect").model.qpos0.tolist() == [0.0, 0.0, 0.0]
 
@@ -214,27 +214,27 @@ def test_bodies_that_are_tied_stay_where_the_file_has_them(package):
         ("menagerie:tiny_walker/broken", "XML"),
     ],
 )
-def test_a_missing_robot_is_one_line(package, source, words):
+def test_unavailable_robot_is_rejected_in_one_line(package, source, words):
     with pytest.raises(TaskError, match=words) as error:
         scene_of(source)
     assert error.value.key == f"Scene.add('robot'): {source}"
     assert "\n" not in str(error.value) and "urlopen" not in str(error.value)
 
 
-def test_a_robot_that_lacks_what_its_elements_name_is_named_by_the_scene(monkeypatch):
+def test_actuator_of_a_missing_joint_is_rejected(monkeypatch):
     xml = '<mujoco><worldbody><body/></worldbody><actuator><motor name="m" joint="gone"/></actuator></mujoco>'
     monkeypatch.setattr(menagerie, "load", lambda *_: mujoco.MjSpec.from_string(xml))
     with pytest.raises(TaskError, match=r"^Scene\.add\('robot'\): some of its actuators"):
         scene_of("menagerie:tiny_walker")
 
 
-def test_a_missing_package_is_one_line(monkeypatch):
+def test_missing_menagerie_package_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_menagerie", None)
     with raises(TaskError, hint="Try pip install 'gpusim-rl[robots]'"):
         scene_of("menagerie:unitree_go1")
 
 
-def test_the_package_itself_is_understood(tmp_path, monkeypatch):
+def test_installed_menagerie_package_is_supported(tmp_path, monkeypatch):
     """Its names, its interface and its checkout folder; the model is ours, so that nothing is downloaded."""
     menagerie = pytest.importorskip("mujoco_menagerie")
     assert {"unitree_go1", "anybotics_anymal_c", "franka_emika_panda"} <= set(menagerie.names())
@@ -249,7 +249,7 @@ def test_the_package_itself_is_understood(tmp_path, monkeypatch):
         scene_of("menagerie:anybotics_anymal_c")
 
 
-def test_a_task_takes_another_robot_as_a_setting(package):
+def test_setting_replaces_a_tasks_robot(package):
     """The stand-in is the task's own robot in a file of Menagerie's kind, so the two worlds move alike."""
     own = (assets_dir() / "anymal.xml").read_text()
     default = make_env("Anymal", num_envs=2, sim="mujoco", device="cpu")
@@ -264,7 +264,7 @@ def test_a_task_takes_another_robot_as_a_setting(package):
         assert torch.allclose(default.step(action).obs["policy"], other.step(action).obs["policy"], atol=1e-3)
 
 
-def test_robots_of_a_setting_are_files_names_or_menageries(tmp_path):
+def test_robot_setting_accepts_names_files_and_menagerie(tmp_path):
     assert robot_file("ant") == assets_dir() / "ant.xml"
     assert robot_file(f"{tmp_path}/x.urdf") == tmp_path / "x.urdf"
     assert robot_file("menagerie:unitree_go1") == "menagerie:unitree_go1"

@@ -56,7 +56,7 @@ def image_of(xml: str) -> MirrorImage:
     return MirrorImage(scene_with(200.0, robot=xml), "robot")
 
 
-def test_left_and_right_change_places_with_signs_of_their_axes():
+def test_left_and_right_are_swapped_with_axis_signs():
     image = image_of(biped())
     assert image.bodies == {
         "trunk": "trunk",
@@ -73,7 +73,7 @@ def test_left_and_right_change_places_with_signs_of_their_axes():
     assert image.among(["right_sole", "left_sole"]) == [1, 0]
 
 
-def test_names_are_not_needed_where_positions_tell():
+def test_counterparts_are_found_by_position():
     assert image_of(biped("second")).joints == image_of(biped()).joints
 
 
@@ -90,15 +90,15 @@ def test_names_are_not_needed_where_positions_tell():
         ("collar", "collar"),
     ],
 )
-def test_names_of_the_other_side(one, other):
+def test_counterpart_names(one, other):
     assert other_side(one) == other and other_side(other) == one
 
 
-def test_a_symmetric_model_moves_as_its_image_to_the_last_digit():
+def test_symmetric_model_has_no_asymmetry():
     assert image_of(biped()).measure() < 1e-12
 
 
-def test_the_asymmetry_of_a_model_is_measured():
+def test_asymmetric_model_has_measurable_asymmetry():
     asymmetry = image_of(biped(lean=-0.013)).measure()  # 3 mm
     assert 1e-4 < asymmetry < 0.1
 
@@ -106,7 +106,7 @@ def test_the_asymmetry_of_a_model_is_measured():
 @pytest.mark.parametrize(
     ("kind", "k", "name"), [("joint", 0, "neck"), ("joint", 5, "left_pitch"), ("actuator", 4, "left_roll")]
 )
-def test_a_wrong_sign_is_named(kind, k, name):
+def test_wrong_sign_is_reported(kind, k, name):
     image = image_of(biped())
     signs = getattr(image, f"{kind}s").signs
     signs[k] = -signs[k]
@@ -122,12 +122,12 @@ def test_a_wrong_sign_is_named(kind, k, name):
         ({"reach": 0}, "the axes of the joints 'left_reach' and 'right_reach' do not mirror each other"),
     ],
 )
-def test_a_robot_without_a_mirror_image_is_one_line(changes, problem):
+def test_asymmetric_robot_is_rejected(changes, problem):
     with pytest.raises(TaskError, match=f"^'robot' has no mirror image about its x-z plane: {problem}$"):
         image_of(biped(**changes))
 
 
-def test_a_rigid_attachment_off_the_plane_is_its_own_image():
+def test_off_plane_rigid_attachment_maps_to_itself():
     mount = """<body name="trunk" pos="0 0 1"><body name="camera" pos="0.3 -0.1 0.2">
         <inertial pos="0 0 0" mass="0.01" diaginertia="1e-5 1e-5 1e-5"/><body name="lens" pos="0 0.02 0"/></body>
         <body name="one" pos="0.1 -0.11 0"/><body name="two" pos="0.1 0.09 0"/><body name="three" pos="0.1 -0.09 0"/>"""
@@ -137,7 +137,7 @@ def test_a_rigid_attachment_off_the_plane_is_its_own_image():
     assert 0.0 < image.measure() < 0.05
 
 
-def test_what_is_not_there_is_named():
+def test_missing_counterpart_is_reported():
     image = image_of(biped())
     with raises(TaskError, problem="'right_foot', the mirror image of 'left_foot', is missing"):
         image.among(["left_foot", "head"])

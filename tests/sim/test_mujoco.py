@@ -40,18 +40,18 @@ def run(**changes) -> dict[str, torch.Tensor]:
         {"persistent": False, "num_threads": 3},
     ],
 )
-def test_threads_and_memory_do_not_change_results(changes):
+def test_thread_count_and_persistence_do_not_change_results(changes):
     reference = run(num_threads=1, persistent=True)
     other = run(**changes)
     for name, value in reference.items():
         assert torch.equal(value, other[name]), name
 
 
-def test_no_more_threads_than_worlds():
+def test_thread_count_is_capped_at_the_number_of_worlds():
     assert make("mujoco", ball_scene(), 3, num_threads=64).num_threads == 3
 
 
-def test_memory_that_mujoco_cannot_allocate_is_told_as_such(monkeypatch):
+def test_failed_mujoco_allocation_raises_memory_error(monkeypatch):
     sim = make("mujoco", ball_scene(), 1)
 
     def fail(field: str):  # what MuJoCo's binding says where an allocation fails
@@ -62,7 +62,7 @@ def test_memory_that_mujoco_cannot_allocate_is_told_as_such(monkeypatch):
         sim.derived("xpos")
 
 
-def test_full_buffers_are_reported_until_the_reset():
+def test_overflow_is_reported_until_reset():
     boxes = "".join(f'<geom type="box" size="0.05 0.05 0.05" pos="{0.2 * i} 0 0"/>' for i in range(24))
     body = f'<body name="row" pos="0 0 0.04"><freejoint/>{boxes}</body>'
     scene = scene_with(100, ground=True, row=f"<mujoco><worldbody>{body}</worldbody></mujoco>")
@@ -75,14 +75,14 @@ def test_full_buffers_are_reported_until_the_reset():
     assert sim.overflow.tolist() == [True, False, True]
 
 
-def test_the_scene_keeps_its_own_flags():
+def test_simulator_leaves_the_scenes_flags_unchanged():
     scene = ball_scene()
     make("mujoco", scene, 1)
     # MuJoCo Warp refuses this flag; it belongs to our copy only
     assert not scene.model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_AUTORESET
 
 
-def test_a_runaway_world_costs_no_warning():
+def test_runaway_world_causes_no_warning():
     sim = make("mujoco", ball_scene(), 2)
     ball = sim.articulation("ball")
     ball.bodies(["ball"])
@@ -94,7 +94,7 @@ def test_a_runaway_world_costs_no_warning():
     assert sim.diverged.all()
 
 
-def test_derived_quantities_asked_for_late_are_fresh():
+def test_derived_quantities_requested_late_are_up_to_date():
     sim = make("mujoco", ant_scene(), 4)
     ant = sim.articulation("ant")
     randomize_ants([ant])
@@ -103,7 +103,7 @@ def test_derived_quantities_asked_for_late_are_fresh():
     torch.testing.assert_close(torso.pos[:, 0], ant.root_pos)
 
 
-def test_steps_are_those_of_mujoco_to_the_last_bit():
+def test_steps_equal_plain_mujoco_bit_for_bit():
     scene = arm_scene()
     sim = make("mujoco", scene, 2)
     arm = sim.articulation("arm")

@@ -206,7 +206,7 @@ def test_every_parameter_has_a_case():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_worlds_move_as_models_compiled_with_their_values(machine, name):
+def test_worlds_move_as_compiled_models(machine, name):
     sim, scene = machine, machine.scene
     param = sim.param(name, *CASES[name])
     values = by_factors(param)
@@ -226,7 +226,7 @@ def test_worlds_move_as_models_compiled_with_their_values(machine, name):
 
 
 @pytest.mark.parametrize("name", ["dof_damping", "dof_armature", "jnt_stiffness", "dof_frictionloss"])
-def test_what_the_model_has_not_can_be_given_to_some_worlds(machine, name):
+def test_zero_values_of_the_model_can_be_set_per_world(machine, name):
     # Simulators may leave out at the start what is zero everywhere.
     joint, sim = {"dof_damping": "elbow", "dof_armature": "wrist"}.get(name, "shoulder"), machine
     param = sim.param(name, "machine", [joint])
@@ -240,7 +240,7 @@ def test_what_the_model_has_not_can_be_given_to_some_worlds(machine, name):
     assert (velocity(sim)[1] - velocity(sim)[0]).abs().max() > 1e-3
 
 
-def test_a_mask_chooses_the_worlds(backend):
+def test_mask_selects_the_worlds(backend):
     sim, untouched = make(backend, machine_scene(), NUM), make(backend, machine_scene(), NUM)
     params, _ = ({name: one.param(name, *CASES[name]) for name in CASES} for one in (sim, untouched))
     where = only(sim, 1, 3)
@@ -261,7 +261,7 @@ def test_a_mask_chooses_the_worlds(backend):
 
 
 @pytest.mark.parametrize("name", ["body_mass", "gravity"])
-def test_parameters_that_change_in_the_middle_act_at_once(backend, name):
+def test_changed_parameters_act_at_once(backend, name):
     # A persistent MjData would otherwise go on with what it has computed before.
     changed, fresh = make(backend, machine_scene(), NUM), make(backend, machine_scene(), NUM)
     for sim in (changed, fresh):
@@ -286,7 +286,7 @@ def test_parameters_that_change_in_the_middle_act_at_once(backend, name):
     assert (velocity(changed)[1] - velocity(changed)[0]).abs().max() > 2e-3
 
 
-def test_the_state_holds_the_parameters(backend):
+def test_state_dict_restores_parameters(backend):
     def made() -> tuple[Sim, list[Param]]:
         sim = make(backend, machine_scene(), NUM)
         return sim, [sim.param(name, *CASES[name]) for name in CASES]
@@ -312,7 +312,7 @@ def test_the_state_holds_the_parameters(backend):
     assert torch.equal(velocity(sim), velocity(other))
 
 
-def test_a_state_of_before_keeps_the_parameters_of_now(backend):
+def test_state_dict_without_parameters_keeps_current_ones(backend):
     before = make(backend, machine_scene(), NUM)
     now = make(backend, machine_scene(), NUM)
     param = now.param("body_mass", "machine", ["hand"])
@@ -321,7 +321,7 @@ def test_a_state_of_before_keeps_the_parameters_of_now(backend):
     assert torch.equal(param.value, by_factors(param))
 
 
-def test_a_parameter_declared_after_the_first_steps_acts_as_one_declared_before(backend):
+def test_parameter_can_be_declared_after_the_first_steps(backend):
     early, late = make(backend, machine_scene(), NUM), make(backend, machine_scene(), NUM)
     first = early.param("body_mass", "machine", ["hand"])
     for sim in (early, late):
@@ -337,7 +337,7 @@ def test_a_parameter_declared_after_the_first_steps_acts_as_one_declared_before(
     assert (velocity(late)[1] - velocity(late)[0]).abs().max() > 1e-2
 
 
-def test_elements_are_named_in_their_own_file():
+def test_elements_have_the_names_of_their_file():
     sim = make("mujoco", machine_scene(), NUM)
     assert sim.param("body_mass", "machine").elements == ["base", "upper", "lower", "hand"]
     damping = sim.param("dof_damping", "machine", ["wrist", "shoulder"])
@@ -354,7 +354,7 @@ def test_elements_are_named_in_their_own_file():
     assert sim.param("gravity").value.shape == (NUM, 3)
 
 
-def test_one_column_can_be_set(backend):
+def test_single_column_can_be_set(backend):
     sim = make(backend, machine_scene(), NUM)
     for elements in (["wrist"], ["wrist", "shoulder"]):  # one after the other in the model, and not
         gains = sim.param("actuator_gainprm", "machine", elements)
@@ -365,7 +365,7 @@ def test_one_column_can_be_set(backend):
 
 
 @pytest.fixture(scope="module")
-def machine_of_mujoco() -> Sim:
+def mujoco_machine() -> Sim:
     return make("mujoco", machine_scene(), 1)
 
 
@@ -384,13 +384,13 @@ def machine_of_mujoco() -> Sim:
         (("body_mass",), "no articulation None"),
     ],
 )
-def test_what_does_not_exist_is_one_line(machine_of_mujoco, arguments, words):
+def test_invalid_parameters_are_rejected_in_one_line(mujoco_machine, arguments, words):
     with pytest.raises(TaskError) as info:
-        machine_of_mujoco.param(*arguments)
+        mujoco_machine.param(*arguments)
     assert words in str(info.value) and "\n" not in str(info.value)
 
 
-def test_nothing_waits_for_the_device():
+def test_setting_parameters_does_not_synchronise():
     sim: Any = make("mjwarp", ball_scene(), NUM)
     sim._written_on_host = None  # the shortcut that CUDA has not
     mass, gravity = sim.param("body_mass", "ball"), sim.param("gravity")

@@ -46,7 +46,7 @@ def test_one_step_from_random_states_agrees(same_random_states):
 
 
 @pytest.mark.parametrize("side", ["low", "high"])
-def test_joints_set_to_their_limits_move_alike(ants, side):
+def test_joints_at_their_limits_move_alike(ants, side):
     # A limit that acts one digit earlier in one simulator stops joints there and not here.
     sims, robots = ants
     random = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def test_reading_bodies_does_not_change_the_contact_torque():
 
 
 @pytest.mark.parametrize("other", ["mjwarp", "newton"])
-def test_a_pendulum_arm_stays_together_for_a_second(other):
+def test_pendulum_trajectories_agree_for_one_second(other):
     # Without contacts nothing is chaotic: the trajectories stay close, limits included.
     scene = arm_scene()
     sims = [make(name, scene, 8) for name in ("mujoco", other)]

@@ -53,7 +53,7 @@ def assert_close(value: torch.Tensor, expected: list[float] | float, atol: float
     torch.testing.assert_close(value, torch.tensor(expected).expand_as(value), atol=atol, rtol=0)
 
 
-def test_a_contact_sensor_counts_and_weighs_what_touches_the_ground(backend):
+def test_contact_sensor_reports_count_and_force(backend):
     scene = box_scene()
     scene.add_sensor("box", "ground", "contact", geom="box", against="ground")
     scene.add_sensor("box", "itself", "contact", body="box", against="self")
@@ -73,12 +73,12 @@ def test_a_contact_sensor_counts_and_weighs_what_touches_the_ground(backend):
         {"kind": "gyro", "site": "imu", "against": "self"},
     ],
 )
-def test_only_a_contact_sensor_has_another_side(of):
+def test_incomplete_contact_sensor_is_rejected(of):
     with pytest.raises(TaskError, match="a contact sensor needs"):
         box_scene().add_sensor("box", "new", **of)
 
 
-def test_sensors_of_a_box_at_rest(backend):
+def test_sensor_readings_of_a_box_at_rest(backend):
     sim = make(backend, box_scene(), 3)
     box = sim.articulation("box")
     gyro, accelerometer, touch = (box.sensor(name) for name in ("gyro", "accelerometer", "touch"))
@@ -93,7 +93,7 @@ def test_sensors_of_a_box_at_rest(backend):
     sim.close()
 
 
-def test_sensors_follow_what_is_written(backend):
+def test_sensors_follow_written_state(backend):
     sim = make(backend, box_scene(), 3)
     box = sim.articulation("box")
     gyro, height, site = box.sensor("gyro"), box.sensor("height"), box.sites(["imu"])
@@ -143,13 +143,13 @@ def trajectory(backend: str, read: list[str]) -> torch.Tensor:
     return torch.cat(values, dim=1)
 
 
-def test_reading_a_sensor_changes_neither_the_physics_nor_contacts(backend):
+def test_reading_sensors_does_not_change_the_physics(backend):
     expected = trajectory(backend, [])
     for read in (["gyro"], ["gyro", "accelerometer"]):
         assert torch.equal(trajectory(backend, read), expected)
 
 
-def test_a_resumed_simulation_reads_the_same():
+def test_resumed_simulation_has_equal_sensor_readings():
     def begin() -> Sim:
         sim = make("mujoco", box_scene(), 2)
         sim.articulation("box").sensor("accelerometer")
@@ -166,7 +166,7 @@ def test_a_resumed_simulation_reads_the_same():
     assert torch.equal(left, right)
 
 
-def test_a_sensor_that_is_added():
+def test_added_sensors_measure_known_motion():
     scene = box_scene()
     scene.add_sensor("box", "acceleration", "framelinacc", body="box")
     scene.add_sensor("box", "spin", "gyro", body="box")
@@ -221,7 +221,7 @@ def room_sim(backend: str) -> Sim:
     return make(backend, scene, 3)
 
 
-def test_rays_meet_what_they_should(backend):
+def test_rays_hit_walls_and_skip_ignored_bodies(backend):
     sim = room_sim(backend)
     robot = sim.articulation("robot")
     base = robot.bodies(["base"])
@@ -255,7 +255,7 @@ def test_rays_meet_what_they_should(backend):
     sim.close()
 
 
-def test_casting_rays_makes_no_views(monkeypatch):
+def test_casting_rays_creates_no_views(monkeypatch):
     """They are made once, with the rays. Newton's are those of its `MjwarpSim`."""
     pytest.importorskip("newton")
     sim = room_sim("newton")
@@ -269,7 +269,7 @@ def test_casting_rays_makes_no_views(monkeypatch):
     assert scan.distance.isfinite().all()
 
 
-def test_patterns():
+def test_grid_and_lidar_patterns():
     origins, directions = grid(0.4, 0.2, 0.2, above=3.0)
     expected = torch.tensor([[x, y, 3.0] for x in (-0.2, 0.0, 0.2) for y in (-0.1, 0.1)])
     torch.testing.assert_close(origins, expected)
@@ -298,7 +298,7 @@ def test_patterns():
         (lambda sim: sim.scene.add_sensor("box", "a", "gyro", link="box"), "expected one of"),
     ],
 )
-def test_what_is_not_there_is_one_line(call, message):
+def test_invalid_sensor_calls_are_rejected_in_one_line(call, message):
     sim = make("mujoco", box_scene(), 1)
     with pytest.raises(TaskError) as error:
         call(sim)
