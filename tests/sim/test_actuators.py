@@ -1,4 +1,4 @@
-"""Drives on joints: they move a joint as the laws say, in every physics step."""
+"""Tests of drives on joints against their equations, in every physics step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from gpusim_rl.export.scene_file import DC_MOTORS, needs
 from gpusim_rl.sim import Articulation, Scene, Sim
 from gpusim_rl.sim.actuators import control_names
 from gpusim_rl.sim.legged import read_legged
+from helpers.raised import message, raises
 from helpers.scenes import ARM, advance, everywhere, make, only, scene_with
 
 ROBOTS = Path(__file__).parents[1] / "helpers" / "robots"
-INERTIA = 0.5  # kg m^2, of the joint that is driven
+INERTIA = 0.5  # kg m^2, of the driven joint
 NUM = 3
 
 DISC = f"""
@@ -121,7 +122,7 @@ def test_dc_motor_follows_its_torque_speed_line(backend, disc):
 
 
 def efforts(sim: Sim, joint: Articulation, speeds: torch.Tensor) -> torch.Tensor:
-    """Effort of the drive at these speeds, by what a physics step of it does."""
+    """Return the drive's effort at these speeds, from the change of speed in a physics step."""
     joint.set_state(everywhere(sim), joint_pos=torch.zeros(NUM, 1), joint_vel=speeds)
     sim.step(1)
     return (joint.joint_vel - speeds) * INERTIA / sim.dt
@@ -129,7 +130,7 @@ def efforts(sim: Sim, joint: Articulation, speeds: torch.Tensor) -> torch.Tensor
 
 @pytest.mark.parametrize("kind", ["position", "torque"])
 def test_velocity_limit_clips_effort_to_the_dc_motor_line(backend, disc, kind):
-    # As Isaac Lab's DCMotor: to stall (+-1 - v / limit), then to the effort limit.
+    # Like Isaac Lab's DCMotor: clipped to stall (+-1 - v / limit), then to the effort limit.
     limit, stall, most = 8.0, 6.0, 4.0
     settings = {"stiffness": 100.0, "damping": 0.5} if kind == "position" else {}
     sim, joint = driven(
@@ -139,7 +140,7 @@ def test_velocity_limit_clips_effort_to_the_dc_motor_line(backend, disc, kind):
         joint.actuate(torch.full((NUM, 1), 100.0))
         line = stall * (1.0 - speeds / limit)
         torch.testing.assert_close(efforts(sim, joint, speeds), line.clamp(-most, most), rtol=2e-3, atol=5e-3)
-    joint.actuate(column(0.02, 0.02, 0.02))  # what is within the line is the servo's
+    joint.actuate(column(0.02, 0.02, 0.02))  # within the line the servo's effort is unchanged
     speeds = column(0.0, 1.0, -1.0)
     asked = 100.0 * 0.02 - 0.5 * speeds if kind == "position" else torch.full((NUM, 1), 0.02)
     torch.testing.assert_close(efforts(sim, joint, speeds), asked, rtol=2e-3, atol=5e-3)
@@ -278,9 +279,9 @@ def test_drive_values_match_joints_by_name_and_pattern():
     ):
         actuator, joint = model.actuator(f"dog/{name}"), model.joint(f"dog/{name}")
         assert actuator.gainprm[0] == stiffness and actuator.biasprm[1] == -stiffness
-        assert actuator.forcerange.tolist() == [-effort, effort]  # of the file, unless another one is given
+        assert actuator.forcerange.tolist() == [-effort, effort]  # the file's, unless overridden
         assert (joint.armature[0], joint.frictionloss[0]) == (armature, friction)
-    # The dog's actuators are not one run: the other robot's is between them.
+    # The dog's actuators are not contiguous: the other robot's actuator is between them.
     dog.actuate(torch.arange(12.0).expand(2, 12))
     sim.articulation("other").actuate(torch.full((2, 1), 0.5))
     assert sim.ctrl[0].tolist() == [*range(8), 0.5, *range(8, 12)]  # type: ignore[attr-defined]
@@ -330,34 +331,34 @@ def test_two_control_actuator_shifts_later_indices():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "key", "word"),
     [
-        ({"joints": "shouldr"}, r"'shouldr' matches no joint. Did you mean 'shoulder'\? Available: shoulder, "),
-        ({"joints": ["elbow", "*_hip"]}, r"'\*_hip' matches no joint. Available: "),
-        ({"joints": ["elbow", "left*"]}, "joint 'left_finger' already has an actuator"),
-        ({"kind": "positon"}, r"kind: expected one of .*, got 'positon'\. Did you mean 'position'\?"),
-        ({"stiffness": None}, "kind='position' needs stiffness"),
-        ({"kind": "torque"}, "kind='torque' has no stiffness"),
-        ({"kind": "dc_motor", "velocity_limit": 3.0}, "kind='dc_motor' has no stiffness. Try kind='position'"),
-        ({"kind": "dc_motor", "stiffness": None}, "kind='dc_motor' needs velocity_limit"),
-        ({"stiffness": -1.0}, "stiffness of joint 'elbow': expected at least 0, got -1.0"),
-        ({"damping": math.nan}, "damping of joint 'elbow': expected at least 0, got nan"),
-        ({"effort_limit": 0.0}, "effort_limit of joint 'elbow': expected above 0, got 0.0"),
-        ({"delay": 0.02, "max_delay": 0.01}, "joint 'elbow': max_delay 0.01 s is below delay 0.02 s"),
-        ({"stiffness": {"elbw": 3.0}}, r"'elbw' matches no joint. Did you mean 'elbow'\?"),
-        ({"stiffness": {"*": 3.0, "elbow": 4.0}}, r"stiffness: both '\*' and 'elbow' match joint 'elbow'"),
-        ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}}, "stiffness: no number for shoulder"),
-        ({"stall_effort": 3.0}, "joint 'elbow': stall_effort needs velocity_limit"),
-        ({"name": "leg"}, r"no 'leg'. Available: arm"),
+        ({"joints": "shouldr"}, "", "mean 'shoulder'"),
+        ({"joints": ["elbow", "*_hip"]}, "", "'*_hip'"),
+        ({"joints": ["elbow", "left*"]}, "", "'left_finger' already"),
+        ({"kind": "positon"}, ": kind", "mean 'position'"),
+        ({"stiffness": None}, "", "needs stiffness"),
+        ({"kind": "torque"}, "", "no stiffness"),
+        ({"kind": "dc_motor", "velocity_limit": 3.0}, "", "Try kind='position'"),
+        ({"kind": "dc_motor", "stiffness": None}, "", "needs velocity_limit"),
+        ({"stiffness": -1.0}, ": stiffness of joint 'elbow'", "got -1.0"),
+        ({"damping": math.nan}, ": damping of joint 'elbow'", "got nan"),
+        ({"effort_limit": 0.0}, ": effort_limit of joint 'elbow'", "above 0"),
+        ({"delay": 0.02, "max_delay": 0.01}, ": joint 'elbow'", "max_delay 0.01 s"),
+        ({"stiffness": {"elbw": 3.0}}, "", "mean 'elbow'"),
+        ({"stiffness": {"*": 3.0, "elbow": 4.0}}, ": stiffness", "both '*' and 'elbow'"),
+        ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}}, ": stiffness", "shoulder"),
+        ({"stall_effort": 3.0}, ": joint 'elbow'", "needs velocity_limit"),
+        ({"name": "leg"}, "", "Available: arm"),
     ],
 )
-def test_invalid_drive_is_rejected_in_one_line(arguments, line):
+def test_invalid_drive_is_rejected_in_one_line(arguments, key, word):
     scene = scene_with(100, arm=ROBOTS / "arm.urdf")
     scene.add_actuators("arm", "left_finger", kind="torque")
     settings = {"name": "arm", "joints": "elbow", "kind": "position", "stiffness": 10.0} | arguments
-    with pytest.raises(TaskError, match=rf"^Scene.add_actuators\('{settings['name']}'\): {line}") as error:
+    with raises(TaskError, key=f"Scene.add_actuators('{settings['name']}'){key}") as error:
         scene.add_actuators(**settings)
-    assert "\n" not in str(error.value)
+    assert word in message(error)
 
 
 def test_velocity_limit_without_effort_limit_is_rejected(disc):
@@ -368,7 +369,7 @@ def test_velocity_limit_without_effort_limit_is_rejected(disc):
 
 def test_delay_of_a_drive_without_one_is_rejected(disc):
     sim, _ = driven("mujoco", disc, kind="torque")
-    with pytest.raises(TaskError, match="'disc' has no such delays"):
+    with raises(TaskError, hint="Try scene.add_actuators(max_delay=)"):
         write(sim, "delay", 0.0, 0.0, 0.0)
-    with pytest.raises(TaskError, match=r"'spin' has no delay\. Try scene.add_actuators"):
+    with raises(TaskError, key="sim.param('actuator_delay', 'disc')", problem="'spin' has no delay"):
         sim.param("actuator_delay", "disc", ["spin"])

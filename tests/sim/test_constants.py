@@ -1,4 +1,4 @@
-"""Constants that follow from masses, in some worlds: those of MuJoCo's own `mj_setConst`."""
+"""Tests of mass-dependent constants per world against MuJoCo's `mj_setConst`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def draw(sim: Any, articulation: str, fields: tuple[str, ...], where: torch.Tens
 
 
 def expected(sim: MjwarpSim, world: int) -> mujoco.MjModel:
-    """The scene's model with one world's parameters, its constants derived by MuJoCo."""
+    """Return the scene's model with one world's parameters and MuJoCo's constants for them."""
     model = sim.scene.spec.copy().compile()
     for field, values in sim._params.values.items():
         getattr(model, field)[:] = values[world].numpy().reshape(getattr(model, field).shape)

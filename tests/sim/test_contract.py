@@ -1,4 +1,4 @@
-"""What every simulator promises (`gpusim_rl.sim.Sim`), on each of them."""
+"""Tests of the contract of `gpusim_rl.sim.Sim` on every simulator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def shared(backend: str) -> Iterator[Callable[..., Sim]]:
-    """Make a simulator once for all tests that ask for this scene and number of worlds, and reset it."""
+    """Make one simulator per scene and number of worlds for all tests, and reset it."""
     made: dict[object, Sim] = {}
 
     def get(make_scene: Callable[[], Scene], num_envs: int) -> Sim:
@@ -44,7 +44,7 @@ def shared(backend: str) -> Iterator[Callable[..., Sim]]:
 
 
 def snapshot(sim: Sim) -> dict[str, torch.Tensor]:
-    """Everything that a task could read of an Ant."""
+    """Return every quantity that a task could read of an Ant."""
     ant = sim.articulation("ant")
     feet, bodies = ant.contacts(FEET), ant.bodies(["torso", *FEET])
     values = {
@@ -105,7 +105,7 @@ def test_angular_velocity_is_limited(backend):
         spin = torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0], [30.0, -40.0, 0.0]])
         velocity = torch.tensor([[0.1, 0.2, 0.3]]).expand(3, 3)
         robot.set_state(everywhere(sim), root_ang_vel=spin, root_lin_vel=velocity)
-        for _ in range(2):  # as it is after a step, so it goes on
+        for _ in range(2):  # a second step keeps the limited velocity
             sim.step(1)
             expected = spin if limit is None else spin * torch.tensor([[1.0], [1.0], [0.2]])
             torch.testing.assert_close(robot.root_ang_vel, expected, atol=1e-4, rtol=1e-4)
@@ -119,7 +119,7 @@ def test_settings_choose_integrator_and_cone():
     option = scene.model.opt
     assert (option.integrator, option.cone) == (mujoco.mjtIntegrator.mjINT_IMPLICITFAST, mujoco.mjtCone.mjCONE_ELLIPTIC)
     make("mujoco", scene, 1)
-    assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC, "what no setting says stays"
+    assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC, "an unset setting changed the scene"
 
 
 def test_free_fall_follows_semi_implicit_euler(shared):
@@ -159,7 +159,7 @@ def test_wrenches_and_velocities_agree_with_body_poses(backend):
     sim.refresh()
     # rotation matrices of the feet from their quaternions, by hand
     w, x, y, z = bodies.quat.clone().unbind(-1)
-    sim.step(1)  # its forces are those of the state that it began with
+    sim.step(1)  # contact forces are of the state before the step
     assert (feet.force.norm(dim=-1) > 1.0).any()
     rows = [
         torch.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)], dim=-1),
@@ -235,8 +235,8 @@ def test_wrench_acts_at_the_centre_of_mass_until_reset(shared):
     ball.set_state(only(sim, 0), root_pos=torch.tensor([0.0, 0.0, 5.0]).expand(3, 3))
     sim.refresh()
     advance(sim, 20)
-    assert ball.root_lin_vel[0, 2].item() == pytest.approx(-0.981, abs=1e-4), "the reset forgot the wrench"
-    assert ball.root_lin_vel[1, 0].item() == pytest.approx(0.4, abs=1e-4), "the wrench holds in the other worlds"
+    assert ball.root_lin_vel[0, 2].item() == pytest.approx(-0.981, abs=1e-4), "reset did not clear the wrench"
+    assert ball.root_lin_vel[1, 0].item() == pytest.approx(0.4, abs=1e-4), "other worlds lost the wrench"
 
 
 @pytest.mark.parametrize("backend", SIMS[:3], indirect=True)
@@ -257,7 +257,7 @@ def test_masked_reset_leaves_other_worlds_alone(shared, backend):
     for sim in (touched, untouched):
         randomize_ants([sim.articulation("ant")])
         sim.refresh()
-        snapshot(sim)  # from here on everything is kept fresh
+        snapshot(sim)  # all quantities are kept up to date from here
         sim.step(2)
     touched.reset(only(touched, 1, 4))
     touched.refresh()
@@ -466,7 +466,7 @@ def test_float32_joint_limits_are_within_the_models():
     low, high = make("mujoco", scene, 1).articulation("robot").joint_limits.double().unbind(dim=1)
     assert (low >= exact[:, 0]).all() and (high <= exact[:, 1]).all()
     torch.testing.assert_close(torch.stack([low, high], dim=1), exact, atol=0.0, rtol=1.2e-7)
-    assert ((low > exact[:, 0]) & (exact[:, 0].float() < exact[:, 0])).any()  # some are rounded against their nearest
+    assert ((low > exact[:, 0]) & (exact[:, 0].float() < exact[:, 0])).any()  # some are not rounded to nearest
 
 
 @pytest.mark.parametrize("backend", SIMS[:3], indirect=True)
@@ -483,4 +483,4 @@ def test_joint_that_starts_at_its_limit_moves_freely(backend, angle):
     arm.set_state(everywhere(sim), joint_vel=torch.full((2, 1), -0.5))
     arm.set_state(only(sim, 1), joint_pos=arm.default_joint_pos.expand(2, 1))
     sim.step(1)
-    torch.testing.assert_close(arm.joint_vel, torch.full((2, 1), -0.5), atol=1e-6, rtol=0.0)  # no limit stops it yet
+    torch.testing.assert_close(arm.joint_vel, torch.full((2, 1), -0.5), atol=1e-6, rtol=0.0)  # no limit acts yet

@@ -1,4 +1,4 @@
-"""Jacobians and mass matrices against MuJoCo's own."""
+"""Tests of Jacobians and mass matrices against MuJoCo's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from helpers.scenes import ant_scene, arm_scene, ball_scene, everywhere, franka_
 
 SIMS = ["mujoco", "mujoco-shared", "mjwarp", pytest.param("newton", marks=pytest.mark.slow)]
 
-# A slide that carries a hinge, and a branch beside it that neither carries: zeros must be where they belong. The base
-# is heavy and does not move.
+# A slide that carries a hinge, and a separate branch, whose columns must be zero. The base is heavy and fixed.
 CRANE = """
 <mujoco>
   <compiler angle="radian"/>
@@ -131,7 +130,7 @@ def test_step_updates_jacobian_and_mass_matrix(backend):
 
 def test_missing_body_or_joints_are_reported():
     sim = make("mujoco", crane_scene(), 1)
-    with pytest.raises(TaskError, match=r"'crane' has no body 'hand'.*hook"):
+    with pytest.raises(TaskError, match=r"'crane' .* 'hand'.*hook"):
         sim.articulation("crane").dynamics("hand")
-    with pytest.raises(TaskError, match="'ball' has no joints"):
+    with pytest.raises(TaskError, match="no joints"):
         sim.articulation("ball").dynamics("ball")

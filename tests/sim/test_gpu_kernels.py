@@ -1,4 +1,4 @@
-"""The Warp kernels that tasks launch compile for a GPU; no GPU is needed for that."""
+"""Compilation of the tasks' Warp kernels for a GPU, on a machine without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Binaries of all tasks, which share most of them."""
+    """Folder of the binaries of all tasks, which share most of them."""
     start_warp(torch.device("cpu"))
     if not context.runtime.is_cuda_enabled:
         pytest.skip("this build of Warp has no compiler for CUDA")

@@ -1,4 +1,4 @@
-"""Menagerie robots: what is kept of their files, and errors for missing ones."""
+"""Tests of Menagerie robots: import, stance, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusim_rl.sim import Scene, SimChoice, make_sim, menagerie
 from helpers.raised import raises
 from helpers.scenes import sim_config
 
-# As Menagerie's files are: options, a light and a camera outside and inside of the robot, sensors, a stance.
+# As in Menagerie's files: options, lights and cameras outside and inside of the robot, sensors, a stance.
 WALKER = """
 <mujoco model="tiny_walker">
   <compiler angle="{angle}" autolimits="true"/>
@@ -79,7 +79,7 @@ GRIPPER = """
 </mujoco>
 """
 
-# What the package offers of its interface (version 2026.10), on files of ours.
+# Interface of the package (version 2026.10) with test files.
 PACKAGE = """
 from pathlib import Path
 from urllib.error import URLError
@@ -121,7 +121,7 @@ def get(name):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A stand-in for `mujoco_menagerie` with two robots."""
+    """Stand-in for `mujoco_menagerie` with two robots."""
     folder = tmp_path / "mujoco_menagerie"
     folder.mkdir()
     for name, text in {
@@ -147,7 +147,7 @@ def scene_of(source: str, **settings: object) -> Scene:
 
 
 def poses(model: mujoco.MjModel, qpos: np.ndarray, prefix: str = "") -> dict[str, np.ndarray]:
-    """Positions and rotation matrices of the walker's bodies."""
+    """Return positions and rotation matrices of the walker's bodies."""
     data = mujoco.MjData(model)
     data.qpos[:] = qpos
     mujoco.mj_kinematics(model, data)
@@ -157,7 +157,7 @@ def poses(model: mujoco.MjModel, qpos: np.ndarray, prefix: str = "") -> dict[str
 
 def test_scenery_and_options_are_dropped(package):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of options that differ from the scene's
+        warnings.simplefilter("error")  # such as a warning of options that differ from the scene's
         model = scene_of("menagerie:tiny_walker").model
     assert [model.geom(i).name for i in range(model.ngeom) if "floor" in model.geom(i).name] == []
     assert (model.nlight, model.ncam, model.nsensor, model.nkey, model.nsite) == (1, 0, 1, 0, 1)
@@ -200,16 +200,16 @@ def test_worlds_start_in_the_stance(package):
 
 
 def test_connected_bodies_keep_the_files_pose(package):
-    assert scene_of("menagerie:tiny_gripper").model.qpos0.tolist() == [0.5, 0.04, 0.04]  # joints are tied
+    assert scene_of("menagerie:tiny_gripper").model.qpos0.tolist() == [0.5, 0.04, 0.04]  # a joint equality is fine
     assert scene_of("menagerie:tiny_gripper/connect").model.qpos0.tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("menagerie:tiny_walkr", "no such robot. Did you mean 'tiny_walker'. .python -m mujoco_menagerie names"),
+        ("menagerie:tiny_walkr", "no such robot.* mean 'tiny_walker'.*python -m mujoco_menagerie names"),
         ("menagerie:zzz", "no such robot.* all 2"),
-        ("menagerie:tiny_walker/wlkr", "no model 'wlkr'.* walker, walker_degrees, broken, lost"),
+        ("menagerie:tiny_walker/wlkr", "'wlkr'.* walker, walker_degrees, broken, lost"),
         ("menagerie:tiny_walker/lost", "https://example.org/tiny_walker.tar.xz: no such host.* MENAGERIE_ROOT"),
         ("menagerie:tiny_walker/broken", "XML"),
     ],
@@ -224,7 +224,7 @@ def test_unavailable_robot_is_rejected_in_one_line(package, source, words):
 def test_actuator_of_a_missing_joint_is_rejected(monkeypatch):
     xml = '<mujoco><worldbody><body/></worldbody><actuator><motor name="m" joint="gone"/></actuator></mujoco>'
     monkeypatch.setattr(menagerie, "load", lambda *_: mujoco.MjSpec.from_string(xml))
-    with pytest.raises(TaskError, match=r"^Scene\.add\('robot'\): some of its actuators"):
+    with pytest.raises(TaskError, match=r"^Scene\.add\('robot'\): .*actuators"):
         scene_of("menagerie:tiny_walker")
 
 
@@ -235,7 +235,7 @@ def test_missing_menagerie_package_is_reported(monkeypatch):
 
 
 def test_installed_menagerie_package_is_supported(tmp_path, monkeypatch):
-    """Its names, its interface and its checkout folder; the model is ours, so that nothing is downloaded."""
+    """The real package's names, interface and checkout folder; a test model avoids a download."""
     menagerie = pytest.importorskip("mujoco_menagerie")
     assert {"unitree_go1", "anybotics_anymal_c", "franka_emika_panda"} <= set(menagerie.names())
     file = tmp_path / "unitree_go1" / "go1.xml"
@@ -250,7 +250,7 @@ def test_installed_menagerie_package_is_supported(tmp_path, monkeypatch):
 
 
 def test_setting_replaces_a_tasks_robot(package):
-    """The stand-in is the task's own robot in a file of Menagerie's kind, so the two worlds move alike."""
+    """The stand-in is the task's robot in the form of a Menagerie file, so both worlds move alike."""
     own = (assets_dir() / "anymal.xml").read_text()
     default = make_env("Anymal", num_envs=2, sim="mujoco", device="cpu")
     stance = " ".join(f"{position:.9f}" for position in default.task.stance.tolist())
@@ -268,7 +268,7 @@ def test_robot_setting_accepts_names_files_and_menagerie(tmp_path):
     assert robot_file("ant") == assets_dir() / "ant.xml"
     assert robot_file(f"{tmp_path}/x.urdf") == tmp_path / "x.urdf"
     assert robot_file("menagerie:unitree_go1") == "menagerie:unitree_go1"
-    with pytest.raises(ConfigError, match=r"^~nosuch/x\.xml: Could not determine home directory\. Try a whole path"):
+    with pytest.raises(ConfigError, match=r"^~nosuch/x\.xml: .* home .*Try"):
         robot_file("~nosuch/x.xml")
-    with pytest.raises(ConfigError, match=r"no robot 'anymall' in tasks/assets. Did you mean 'anymal'\? Others"):
+    with raises(ConfigError, problem="no robot 'anymall' in tasks/assets"):
         robot_file("anymall")

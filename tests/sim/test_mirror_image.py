@@ -1,4 +1,4 @@
-"""Mirror images of robots: who changes places, which signs flip, and what is refused."""
+"""Tests of mirror images of robots: permutations, signs, errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEG = """
 
 
 def biped(right: str = "right", **changes: object) -> str:
-    """A robot with two legs, the right pitch axis of which points the other way, and a neck."""
+    """Return a robot with a neck and two legs whose pitch axes point in opposite directions."""
     legs = LEG.format(side="left", y=0.2, lean=0.01, pitch=1, reach=1)
     legs += LEG.format(**{"side": right, "y": -0.2, "lean": -0.01, "pitch": -1, "reach": -1, **changes})
     return f"""
@@ -66,7 +66,7 @@ def test_left_and_right_are_swapped_with_axis_signs():
         "right_hip": "left_hip",
         "right_foot": "left_foot",
     }
-    # neck, then roll, pitch, reach: a turn about x or z flips, one about y does not, but where the axes are opposite
+    # neck, then roll, pitch, reach: rotations about x or z flip, those about y only where the axes are opposite
     assert image.joints == SignedPermutation([0, 4, 5, 6, 1, 2, 3], [-1.0, -1.0, -1.0, 1.0, -1.0, -1.0, 1.0])
     assert image.actuators == SignedPermutation([0, 2, 1, 4, 3], [-1.0, 1.0, 1.0, -1.0, -1.0])  # gears differ in sign
     assert image.among(["left_foot", "head", "right_foot"]) == [2, 1, 0]
@@ -116,14 +116,14 @@ def test_wrong_sign_is_reported(kind, k, name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("changes", "words"),
     [
-        ({"y": -0.3}, r"body 'left_hip' has no counterpart at \[0.1, -0.2, 0.0\] m"),
-        ({"reach": 0}, "the axes of the joints 'left_reach' and 'right_reach' do not mirror each other"),
+        ({"y": -0.3}, r"'left_hip' .*\[0.1, -0.2, 0.0\] m"),
+        ({"reach": 0}, "'left_reach' and 'right_reach'"),
     ],
 )
-def test_asymmetric_robot_is_rejected(changes, problem):
-    with pytest.raises(TaskError, match=f"^'robot' has no mirror image about its x-z plane: {problem}$"):
+def test_asymmetric_robot_is_rejected(changes, words):
+    with pytest.raises(TaskError, match=f"^'robot' .* x-z plane: .*{words}"):
         image_of(biped(**changes))
 
 
@@ -139,7 +139,7 @@ def test_off_plane_rigid_attachment_maps_to_itself():
 
 def test_missing_counterpart_is_reported():
     image = image_of(biped())
-    with raises(TaskError, problem="'right_foot', the mirror image of 'left_foot', is missing"):
+    with pytest.raises(TaskError, match=r"'right_foot', .* 'left_foot'"):
         image.among(["left_foot", "head"])
-    with pytest.raises(TaskError, match="no body or site 'tail'"):
+    with pytest.raises(TaskError, match="'tail'"):
         image.among(["tail"])

@@ -1,4 +1,4 @@
-"""`sim=mjwarp`: graphs, views, buffers; everything here runs on Warp's CPU device."""
+"""Tests of `sim=mjwarp` on Warp's CPU device: graphs, views, buffers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scene() -> Scene:
 
 
 def control_steps(sim, count: int) -> None:
-    """What an environment does with a simulator."""
+    """Run the calls of an environment's control steps."""
     ant = sim.articulation("ant")
     for i in range(count):
         ant.actuate(torch.full((sim.num_envs, 8), 0.5 - i % 2))
@@ -84,7 +84,7 @@ def test_each_graph_is_captured_once(scene, monkeypatch):
     control_steps(sim, 3)
     sim.step(3)  # another number of substeps is another graph
     assert len(captured) == 3
-    sim.articulation("ant").bodies(["torso"])  # from here on body poses follow resets
+    sim.articulation("ant").bodies(["torso"])  # body poses now follow resets
     control_steps(sim, 2)
     assert len(captured) == len(set(captured)) == 4  # follow
 
@@ -127,7 +127,7 @@ def test_solver_iteration_limits_are_applied():
     assert limits("mjwarp", own) == (30, 20)
     for name in ("mujoco", "mjwarp"):
         assert limits(name, own, iterations=7, ls_iterations=9) == (7, 9)
-    assert own.model.opt.iterations == 30, "the scene is as it was"
+    assert own.model.opt.iterations == 30, "the scene changed"
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e19])
@@ -169,14 +169,14 @@ def test_needs_identify_the_full_buffer(scene, full, room):
 
 
 def combs() -> Scene:
-    """Two bodies whose boxes overlap in the reference pose, as a gripper's many pieces do."""
+    """Return two bodies whose boxes overlap in the reference pose, like the pieces of a gripper."""
     teeth = "".join(f"<geom type='box' size='.04 .04 .04' pos='{0.1 * i} 0 0'/>" for i in range(12))
     body = f"<body><freejoint/>{teeth}</body>"
     return scene_with(500, combs=f"<mujoco><worldbody>{body}{body}</worldbody></mujoco>")
 
 
 def heap() -> Scene:
-    """Boxes that fall onto a heap: 91 contacts at rest."""
+    """Return boxes that fall onto a heap: 91 contacts at rest."""
     place = np.random.default_rng(1).uniform(-0.2, 0.2, (20, 2))
     boxes = "".join(
         f"<body pos='{x} {y} {0.1 + 0.12 * (i // 4)}'><freejoint/><geom type='box' size='.05 .05 .05'/></body>"
@@ -194,7 +194,7 @@ def test_estimated_buffers_suffice_for_mujoco(made, steps):
         mujoco.mj_step(model, data)
         assert data.ncon <= contacts and data.nefc <= rows
     assert data.ncon > 32 or made is ant_scene
-    assert made is not ant_scene or (rows, contacts) == (96, 32), "what no robot needs costs memory and time"
+    assert made is not ant_scene or (rows, contacts) == (96, 32), "larger buffers cost memory and time"
 
 
 def test_buffer_estimate_of_a_diverging_scene_ends(capfd):
@@ -218,7 +218,7 @@ def test_height_field_overflow_requests_no_larger_buffer():
     for _ in range(10):
         sim.step(5)
     assert sim.overflow.all()
-    assert all(need <= sim.buffers[name] for name, need in sim.needs.items()), "larger ones would change nothing"
+    assert all(need <= sim.buffers[name] for name, need in sim.needs.items()), "larger buffers would not help"
 
 
 def test_suggested_buffer_sizes_hold_the_needs():
@@ -254,7 +254,7 @@ def test_scene_unsupported_by_mjwarp_is_rejected():
         make("mjwarp", scene, 1)
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Exception])  # Warp raises bare ones where it cannot load a module
+@pytest.mark.parametrize("kind", [RuntimeError, Exception])  # Warp raises Exception if it cannot load a module
 def test_failed_capture_falls_back_to_eager(kind, monkeypatch, caplog):
     def broken(*_, **__):
         raise kind("no capture today\nsecond line")
@@ -266,14 +266,13 @@ def test_failed_capture_falls_back_to_eager(kind, monkeypatch, caplog):
         sim = make("mjwarp", ball_scene(), 2)
         sim.step(5)
     assert torch.equal(sim.qpos, reference.qpos)
-    assert [record.getMessage() for record in caplog.records] == [
-        "Warp graph capture failed, stepping eagerly (slow): no capture today"
-    ]
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "eagerly" in line and line.endswith(": no capture today")
     assert gc.isenabled()
 
 
 class FakeStream(wp.Stream):
-    """A stream of a device that there is not; it notes who waits for whom."""
+    """Stream without a device that records which stream waits for which."""
 
     def __init__(self, name: str, done: list[str]) -> None:
         self.name, self.done = name, done
@@ -306,7 +305,7 @@ def test_torch_capture_must_keep_its_id(ids, monkeypatch):
     monkeypatch.setattr(warp.wp, "ScopedStream", lambda *_, **__: nullcontext())
     graphs = WarpGraphs(torch.device("cpu"), enabled=True)
     same = ids[0] == ids[1]
-    with nullcontext() if same else pytest.raises(RuntimeError, match="a loop of Warp has changed the id"):
+    with nullcontext() if same else pytest.raises(RuntimeError, match="changed the id"):
         graphs._run_in_torch_graph(FakeStream("torch", []), lambda: None)
     assert ended == ["graph"]
 
@@ -343,8 +342,7 @@ def test_only_slow_compilation_is_announced(monkeypatch, caplog):
         with warp.announce_compilation():
             time.sleep(0.3)
     first, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith("compiling physics kernels, first run only")
-    assert last.startswith("physics kernels ready after")
+    assert first.startswith("compiling") and "ready after" in last
 
 
 @pytest.mark.slow
@@ -364,7 +362,7 @@ def test_unwritable_home_is_reported_in_one_line(train_cli, tmp_path: Path, monk
     done = train_cli("task=Cartpole", "sim=mjwarp", "device=cpu", "num_envs=4", env={"HOME": str(home)}, check=False)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"error: Warp cannot write its compiled kernels to {home}/.cache/warp/")
+    assert line.startswith("error: ") and f"{home}/.cache/warp/" in line
     assert "Not a directory" in line and "WARP_CACHE_PATH=" in line
 
 
@@ -380,7 +378,7 @@ def test_unwritable_kernel_cache_is_reported(tmp_path: Path, monkeypatch, enable
         numbers = wp.zeros(1, dtype=int)
     (tmp_path / "cache").touch()
     monkeypatch.setattr(wp.config, "kernel_cache_dir", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=rf"^Warp cannot write its compiled kernels to {tmp_path}/cache: "):
+    with pytest.raises(ConfigError, match=f"Warp .* {tmp_path}/cache: "):
         graphs.run("count", lambda: wp.launch(count_up, dim=1, inputs=[numbers]))
 
 
@@ -393,12 +391,13 @@ def test_unwritable_kernel_cache_is_reported(tmp_path: Path, monkeypatch, enable
     ],
 )
 def test_outdated_package_is_reported(monkeypatch, name, older, need):
-    """Isaac Lab and mjlab pin such: beside them the package installs, and its simulators do not run."""
+    """Isaac Lab and mjlab pin old packages: ours installs next to them, but its simulators cannot run."""
     monkeypatch.setattr(provenance, "installed_version", older.get)
     with pytest.raises(ConfigError) as error:
         make(name, ball_scene(), 1)
     got = older[Requirement(need).name]
-    assert str(error.value).startswith(f"sim={name} needs {need}, and {got} is installed. Try: pip install 'mujoco>=")
+    assert error.value.problem.startswith(f"sim={name} needs {need}, and {got}")
+    assert "pip install 'mujoco>=" in error.value.hint
 
 
 def test_missing_mujoco_warp_is_reported(monkeypatch):
@@ -408,7 +407,7 @@ def test_missing_mujoco_warp_is_reported(monkeypatch):
 
 
 def test_unsupported_python_is_reported(monkeypatch):
-    """There pip finds no MuJoCo Warp of our range: its command would be no help."""
+    """On such a Python pip finds no MuJoCo Warp in our range, so its command would not help."""
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
     with raises(ConfigError, key="sim=mjwarp", got=(3, 10), hint="Try sim=mujoco sim_device=cpu"):
@@ -417,7 +416,7 @@ def test_unsupported_python_is_reported(monkeypatch):
 
 @pytest.mark.parametrize("name", ["mjwarp", "newton"])
 def test_physics_follows_torchs_deterministic_mode(name):
-    """On the CPU it always is, so the switch changes nothing there."""
+    """CPU physics is always deterministic, so the mode changes no result there."""
     pytest.importorskip("newton" if name == "newton" else "mujoco_warp")
     runs = []
     for switch in (True, False):

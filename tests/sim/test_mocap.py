@@ -1,4 +1,4 @@
-"""Mocap bodies: a task moves them, and what is welded to them follows."""
+"""Tests of mocap bodies: moved by a task, they drag welded bodies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_mocap_weld_drags_an_object_as_in_mujoco(backend):
 
 
 def test_moving_a_mocap_body_keeps_the_float64_state():
-    """The state is float64 in MuJoCo; a moved body must not round it to the float32 that a task reads."""
+    """MuJoCo's state is float64; a moved body must not round it to the task's float32."""
     sim = pusher("mujoco")
     hand = sim.articulation("pusher").mocap("hand")
     sim.articulation("pusher").bodies(["arm"])  # so that `refresh` writes too
@@ -124,7 +124,7 @@ def test_state_dict_without_moved_worlds_is_loaded():
 
 def test_pictures_and_dumps_include_mocap_poses(backend):
     sim = pusher(backend)
-    assert sim.poses is sim.qpos, "nothing more while no task moves them"
+    assert sim.poses is sim.qpos, "mocap poses are added only once a task moves them"
     robot = sim.articulation("pusher")
     hand = robot.mocap("hand")
     guard = NanGuard(sim, 1)
@@ -172,9 +172,9 @@ def test_articulation_root_can_be_a_mocap_body(backend):
 def test_invalid_mocap_calls_are_rejected():
     sim = pusher("mujoco")
     robot = sim.articulation("pusher")
-    with pytest.raises(TaskError, match=r"'pusher/arm' has no mocap.*pusher/hand"):
+    with pytest.raises(TaskError, match=r"'pusher/arm' .*mocap.*pusher/hand"):
         robot.mocap("arm")
-    with pytest.raises(TaskError, match=r"no body 'hend'.*Did you mean 'hand'"):
+    with pytest.raises(TaskError, match=r"'hend'.* mean 'hand'"):
         robot.mocap("hend")
-    with pytest.raises((TaskError, TypeCheckError), match="pos"):  # the second one where shapes are checked
+    with pytest.raises((TaskError, TypeCheckError), match="pos"):  # TypeCheckError if jaxtyping checks shapes
         robot.mocap("hand").set(everywhere(sim), pos=torch.zeros(3))

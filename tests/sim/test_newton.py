@@ -1,4 +1,4 @@
-"""`sim=newton`: Newton's import and physics of the same MJCF."""
+"""Tests of `sim=newton`: Newton's import and physics of the same MJCF."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytest.importorskip("newton")
 check = importlib.import_module("gpusim_rl.sim.newton_check")
 newton_model = importlib.import_module("gpusim_rl.sim.newton_model")
 
-# A free body whose centre of mass is not its origin, on which a hinge swings.
+# A free body with a hinge, whose centre of mass is not its origin.
 LOPSIDED = """
 <mujoco>
   <worldbody>
@@ -92,7 +92,7 @@ SHORT = """
 
 
 def test_omitted_xml_values_get_mujoco_defaults():
-    make("newton", scene_with(200, short=SHORT), 2)  # compares them all
+    make("newton", scene_with(200, short=SHORT), 2)  # raises ConfigError if any value differs
 
 
 def test_body_velocities_are_at_the_origin():
@@ -105,7 +105,7 @@ def test_body_velocities_are_at_the_origin():
     for one, robot in zip((reference, sim), robots, strict=True):
         where = everywhere(one)
         robot.set_state(where, root_lin_vel=velocity, root_ang_vel=spin)
-        robot.set_state(where, root_quat=quat)  # the origin's velocity stays
+        robot.set_state(where, root_quat=quat)  # keeps the origin's velocity
         robot.set_state(where, joint_vel=torch.ones(4, 1))
         one.refresh()
         torch.testing.assert_close(robot.root_lin_vel, velocity, atol=1e-5, rtol=1e-5)
@@ -122,7 +122,7 @@ def test_body_velocities_are_at_the_origin():
             one.step(5)
 
 
-# An arm with reference angles, whose bodies are in frames that are turned and moved.
+# An arm with reference angles, whose bodies are in rotated and shifted frames.
 FRAMES = """
 <mujoco>
   <compiler angle="radian"/>
@@ -254,8 +254,8 @@ def test_supported_options_are_applied():
         np.testing.assert_allclose(getattr(sim._solver.mj_model.opt, option), value)
 
 
-# Two hinges of one body, which Newton makes one joint of, and a leg like those of dm_control's quadruped, whose tendons
-# go over hinges of one body, of several, and of both.
+# A leg like those of dm_control's quadruped: two hinges of one body, which Newton merges into one joint, and tendons
+# over hinges of one body, of several, and of both.
 LEG = """
 <mujoco>
   <worldbody>
@@ -296,7 +296,7 @@ TWO_TENDONS = '<tendon tendon1="turn" tendon2="extend" polycoef="0.1 0.5 0 0 0"/
         {"turn": 'stiffness="3" springlength="0.2" damping="0.1" frictionloss="0.02"'},
         {"couple": 'range="-0.1 0.1" limited="true"', "equality": TWO_TENDONS},
     ],
-    ids=["springs", "limits and equality"],
+    ids=["springs", "limits-and-equality"],
 )
 def test_fixed_tendons_over_hinges_of_one_body_match_mujoco(parts):
     xml = LEG.format(**{"couple": "", "turn": "", "equality": "", **parts})
@@ -334,7 +334,7 @@ PATH = '<spatial name="t" stiffness="1"><site site="w"/><site site="e"/></spatia
         (hinge(HINGE, geom='name="wing" fluidshape="ellipsoid"'), "the geom 'a/wing' with geom_fluid"),
         (hinge(HINGE, geom='fluidshape="ellipsoid" contype="0" conaffinity="0"'), "nfluidshape = 0, expected 1"),
     ],
-    ids=["order of tendons", "slide after hinge", "force limits", "fluid", "fluid of a geom for show"],
+    ids=["tendon-order", "slide-after-hinge", "force-limits", "fluid", "fluid-of-visual-geom"],
 )
 def test_element_imported_differently_is_rejected_by_name(xml, where):
     with raises(ConfigError, key="sim=newton", hint="Try sim=mjwarp") as error:
@@ -343,7 +343,7 @@ def test_element_imported_differently_is_rejected_by_name(xml, where):
 
 
 class Changed:
-    """A model with another count, or another array."""
+    """Model with some counts or arrays replaced."""
 
     def __init__(self, model, **changes):
         self._model, self._changes = model, changes
@@ -353,7 +353,7 @@ class Changed:
 
 
 def test_dropped_tendon_is_reported(monkeypatch):
-    """As Newton's solver does where it cannot resolve a path: a warning, which nobody sees."""
+    """Newton's solver drops tendons that it cannot resolve, with a warning that is easily missed."""
     scene = scene_with(200, leg=LEG.format(couple="", turn="", equality=""))
     monkeypatch.delattr(newton_model._Solver, "_init_tendons")
     with pytest.raises(ConfigError, match="tendon 'leg/turn'"):
@@ -422,7 +422,7 @@ def test_mesh_without_scipy_is_rejected(tmp_path, monkeypatch):
 
 
 def test_height_field_file_matches_mujoco(tmp_path):
-    """A slope along x, which is steeper along y; the file has rows of numbers, as MuJoCo's own format."""
+    """The file is in MuJoCo's binary format: a slope along x, steeper along y."""
     x, y = np.meshgrid(np.arange(6), np.arange(5))
     shape = np.array([5, 6], dtype=np.int32)
     (tmp_path / "slope.hf").write_bytes(shape.tobytes() + (x + 3.0 * y).astype(np.float32).tobytes())
@@ -439,7 +439,7 @@ def test_height_field_file_matches_mujoco(tmp_path):
     torch.testing.assert_close(sims[1].qpos, sims[0].qpos, atol=5e-4, rtol=1e-3)
 
 
-# Two arms that touch their fixed stand and its plane, a hand that is tied to one of them, and a mocap body.
+# Two arms that touch their fixed stand and its plane, free bodies that are tied together, and a mocap body.
 RULES = """
 <mujoco>
   <default><default class="visual"><geom rgba="1 0 0 1"/></default></default>
@@ -499,7 +499,7 @@ def test_missing_contact_pair_is_rejected_by_geom_names():
 
 
 def egg(mesh: str = "") -> Scene:
-    """A convex mesh, another mesh that the first one guides a tendon past, and a height field."""
+    """Return a scene of a convex mesh, a tendon around a cylinder, and a height field."""
     points = np.random.default_rng(0).normal(size=(100, 3))
     points *= np.array([0.2, 0.1, 0.07]) / np.linalg.norm(points, axis=1, keepdims=True)
     vertices = " ".join(f"{number:.5f}" for number in (points + 0.03).ravel())
@@ -624,10 +624,10 @@ def test_import_check_compares_every_solver_array():
             passed.add(name)
         except ConfigError as error:
             assert name in str(error)
-            if name.startswith(("dof", "qpos", "wrap")):  # the first of a joint or a tendon
+            if name.startswith(("dof", "qpos", "wrap")):  # named by their joint or tendon
                 assert any(owner in str(error) for owner in ("joint 'machine/slider'", "tendon 'machine/cord'"))
         solver.mjw_model = solved
-    weights = "body_invweight0 dof_invweight0 tendon_invweight0 geom_size"  # `_Solver` takes the scene's
+    weights = "body_invweight0 dof_invweight0 tendon_invweight0 geom_size"  # `_Solver` copies the scene's
     numbering = "body_geomadr body_geomnum geom_dataid dof_Madr body_simple tendon_adr"
     others = "site_type site_size actuator_ctrlspec jnt_actfrclimited tendon_actfrclimited"  # see `_OTHER_ARRAYS`
     follow = "body_subtreemass tendon_length0 geom_rbound actuator_acc0 dof_length actuator_lengthrange"
@@ -636,7 +636,7 @@ def test_import_check_compares_every_solver_array():
 
 
 def random_robot(seed: int) -> str:
-    """Trees on fixed, free, hinged and mocap bodies, with any masks, pairs, excludes, connects and welds."""
+    """Return trees on fixed, free, hinged and mocap bodies with random masks, pairs, excludes, connects and welds."""
     draw = random.Random(seed)
     bodies, geoms = [], []
 
@@ -670,7 +670,7 @@ def random_robot(seed: int) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1])  # of those in which MuJoCo Warp moves as MuJoCo does
+@pytest.mark.parametrize("seed", [0, 1])  # seeds for which MuJoCo Warp agrees with MuJoCo
 def test_random_scenes_move_as_in_mujoco(seed):
     robots = [random_robot(seed + 100 * number) for number in range(1 + seed % 2)]
     sims = reference, sim = both(1, *robots, hz=1000, ground=True, z=1.0, njmax=500, nconmax=100)

@@ -1,4 +1,4 @@
-"""The simulators agree: `mujoco` is the reference, one physics step and one contact at a time."""
+"""Agreement of the simulators with `mujoco`, in single physics steps and contacts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_one_step_from_random_states_agrees(same_random_states):
 
 @pytest.mark.parametrize("side", ["low", "high"])
 def test_joints_at_their_limits_move_alike(ants, side):
-    # A limit that acts one digit earlier in one simulator stops joints there and not here.
+    # A limit that differs in the last digit would stop the joint in one simulator only.
     sims, robots = ants
     random = torch.Generator().manual_seed(0)
     velocity = 2.0 * torch.rand(NUM, 8, generator=random) - 1.0
@@ -89,7 +89,7 @@ def test_body_poses_and_velocities_agree(same_random_states):
 
 
 def test_reading_bodies_does_not_change_the_contact_torque():
-    # Body poses follow the state, sensors are of the last step: the lever must not mix them.
+    # Body poses follow the state, contact forces are of the last step: the lever must not mix the two.
     scene = ant_scene()
     plain, followed = make("mujoco", scene, 64), make("mujoco", scene, 64)
     robots = [sim.articulation("ant") for sim in (plain, followed)]

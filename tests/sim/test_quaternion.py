@@ -1,4 +1,4 @@
-"""Quaternions against rotation matrices, which are built here from first principles."""
+"""Tests of quaternions against rotation matrices that are built here from first principles."""
 
 from __future__ import annotations
 

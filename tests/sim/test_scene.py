@@ -1,4 +1,4 @@
-"""`Scene`: names, errors, and the settings under which the simulators agree."""
+"""Tests of `Scene`: names, errors, options of several files."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ FOREARM = """
 
 
 @pytest.mark.parametrize(
-    ("element", "message"),
+    ("element", "missing"),
     [
-        ('<actuator><motor name="elbow" joint="elbo"/></actuator>', "unknown transmission target 'elbo'"),
-        ('<sensor><jointpos joint="elbo"/></sensor>', "unrecognized name 'elbo'"),
-        ('<tendon><fixed><joint joint="elbo" coef="1"/></fixed></tendon>', "joint 'elbo' not found"),
-        ('<equality><joint joint1="elbo"/></equality>', "unknown element 'elbo'"),
-        ('<contact><exclude body1="arm" body2="hand"/></contact>', "body 'hand' not found"),
-        ('<contact><pair geom1="arm" geom2="hand"/></contact>', "geom 'hand' not found"),
+        ('<actuator><motor name="elbow" joint="elbo"/></actuator>', "'elbo'"),
+        ('<sensor><jointpos joint="elbo"/></sensor>', "'elbo'"),
+        ('<tendon><fixed><joint joint="elbo" coef="1"/></fixed></tendon>', "'elbo'"),
+        ('<equality><joint joint1="elbo"/></equality>', "'elbo'"),
+        ('<contact><exclude body1="arm" body2="hand"/></contact>', "'hand'"),
+        ('<contact><pair geom1="arm" geom2="hand"/></contact>', "'hand'"),
     ],
 )
-def test_misspelt_reference_is_rejected_in_one_line(tmp_path: Path, element: str, message: str):
+def test_misspelt_reference_is_rejected_in_one_line(tmp_path: Path, element: str, missing: str):
     (tmp_path / "arm.xml").write_text(FOREARM.format(element))
     spec = mujoco.MjSpec.from_string(FOREARM.format(element))
-    for mjcf, words in ((tmp_path / "arm.xml", message), (spec, r"^Scene.add\('arm'\): .* missing elements")):
+    for mjcf, words in ((tmp_path / "arm.xml", missing), (spec, r"^Scene.add\('arm'\): .* missing elements")):
         scene = scene_with(100, ball=FOREARM.format('<actuator><motor joint="elbow"/></actuator>'))
         with pytest.raises(TaskError, match=words) as error:
             scene.add("arm", mjcf)
@@ -93,13 +93,13 @@ def test_world_body_can_be_referenced():
 
 def test_uncompilable_scene_is_rejected_in_one_line():
     scene = scene_with(100, massless='<mujoco><worldbody><body name="b"><freejoint/></body></worldbody></mujoco>')
-    with pytest.raises(TaskError, match="MuJoCo cannot compile it") as error:
+    with pytest.raises(TaskError, match="cannot compile") as error:
         _ = scene.model
     assert "\n" not in str(error.value)
 
 
 def spin_energy_gain(robot: str, speed: float, **settings: Any) -> float:
-    """Return the largest gain of a whirling robot's kinetic energy after half a second, the worst of three axes."""
+    """Return the largest gain of a spinning robot's kinetic energy after half a second over three axes."""
     scene = Scene(120, gravity=0.0, **settings)
     scene.add(robot, ANT.with_name(f"{robot}.xml"), pos=(0, 0, 50))
     model, worst = scene.model, 0.0
@@ -124,7 +124,7 @@ def spin_energy_gain(robot: str, speed: float, **settings: Any) -> float:
 
 @pytest.mark.parametrize("robot", ["ant", pytest.param("humanoid", marks=pytest.mark.slow)])
 def test_spinning_robot_gains_no_energy(robot: str) -> None:
-    # A policy found that whirling pays: with Euler the torso's spin feeds itself until the world diverges.
+    # With Euler the torso's spin feeds itself until the world diverges; a policy learned to exploit this.
     assert spin_energy_gain(robot, 64.0) > 100.0
     assert spin_energy_gain(robot, 64.0, integrator="implicit") < 1.01
     for speed in (5.0, 10.0, 20.0, 64.0):
@@ -166,7 +166,7 @@ def test_gravity_defaults_to_earth():
     assert Scene(physics_hz=100, gravity=3.721).model.opt.gravity.tolist() == [0.0, 0.0, -3.721]
 
 
-# A file that decides: like those of dm_control, it has a total mass, options and flags of its own.
+# A file with a total mass, options and flags, like those of dm_control.
 CHEETAH = """
 <mujoco model="cheetah">
   <compiler {compiler}/>
@@ -306,7 +306,7 @@ def test_task_options_override_the_file():
 
 def test_invalid_options_are_rejected():
     scene = Scene(physics_hz=100)
-    with pytest.raises(TaskError, match=r"scene\.option has no 'iteration'\. Did you mean 'iterations'\?"):
+    with pytest.raises(TaskError, match=r"^scene\.option .* mean 'iterations'"):
         scene.option.iteration = 3
     with pytest.raises(TaskError, match=r"task\.physics_hz"):
         scene.option.timestep = 0.01

@@ -1,4 +1,4 @@
-"""Users' robot files: they load unchanged and move as in plain MuJoCo."""
+"""Tests of users' robot files: they load unchanged and move as in plain MuJoCo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILES = (
     *("inverted_pendulum", "point", "pusher_v5", "reacher", "swimmer", "walker2d_v5"),
 )
 
-# An arm, a cup that stands freely, a drawer behind it, and a chain on a ball joint: several bodies of every kind.
+# An arm, a free cup, a drawer behind it, and a chain on a ball joint: several bodies of every kind.
 KITCHEN = """
 <mujoco>
   <worldbody>
@@ -111,7 +111,7 @@ def test_unsupported_solver_is_replaced_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "gpusim_rl"):
         sim: Any = make("mjwarp", scene, 2)
     [line] = [record.message for record in caplog.records if "PGS" in record.message]
-    assert line.startswith("sim=mjwarp has no PGS solver")
+    assert line.startswith("sim=mjwarp")
     assert sim._model.opt.solver == mujoco.mjtSolver.mjSOL_NEWTON
     assert scene.model.opt.solver == mujoco.mjtSolver.mjSOL_PGS
 
@@ -122,7 +122,7 @@ def test_additional_free_bodies_are_separate_articulations(backend):
     sim = make(backend, scene, 3)
     kitchen_, cup, other = (sim.articulation(name) for name in scene.articulation_names)
     assert kitchen_.body_names == ["arm", "hand", "drawer", "chain", "end", "post"]
-    assert kitchen_.joint_names == ["shoulder", "elbow", "drawer", "end"]  # a ball's position is not one number
+    assert kitchen_.joint_names == ["shoulder", "elbow", "drawer", "end"]  # ball joints are not listed
     assert (cup.body_names, cup.joint_names, cup.actuator_names) == (["cup", "lid"], ["lid"], ["lid"])
     assert kitchen_.actuator_names == ["elbow", "end"]
     assert cup.default_root_pos.tolist() == [1.0, 0.0, 0.25]
@@ -130,7 +130,7 @@ def test_additional_free_bodies_are_separate_articulations(backend):
     assert find_elements(scene, "body_mass", "kitchen/cup", None)[1] == ["cup", "lid"]
     assert "cup" not in find_elements(scene, "body_mass", "kitchen", None)[1]
     assert find_elements(scene, "geom_friction", "ground", None)[1] == ["ground", "ground"]  # floor and table
-    with pytest.raises(TaskError, match="'kitchen' has a fixed base"):
+    with pytest.raises(TaskError, match="fixed base"):
         kitchen_.set_state(everywhere(sim), root_pos=torch.zeros(3, 3))
 
 
@@ -177,7 +177,7 @@ def test_fixtures_and_robots_stand_at_their_pose():
     scene.add("rock", mujoco.MjSpec.from_string(rock), pos=(1.0, 0.0, 0.5))
     for side in (-1.0, 1.0):
         scene.add(f"arm{side:+.0f}", mujoco.MjSpec.from_string(ARM), pos=(0.0, side, 0.0), quat=(0.0, 0.0, 0.0, 1.0))
-    assert scene.articulation_names == ["rock", "arm-1", "arm+1"]  # geoms of the world are no articulation
+    assert scene.articulation_names == ["rock", "arm-1", "arm+1"]  # world geoms are not an articulation
     sim = make("mujoco", scene, 2)
     rock_, arm = sim.articulation("rock"), sim.articulation("arm+1")
     assert rock_.joint_names == [] and rock_.root_pos[0].tolist() == [1.0, 0.0, 0.5]
@@ -189,7 +189,7 @@ def test_fixtures_and_robots_stand_at_their_pose():
     with pytest.raises(TaskError, match=r"add\('table'\): .* already"):
         scene.add("table", mujoco.MjSpec.from_string(rock))
     still = scene_with(100, rock=rock)
-    with pytest.raises(TaskError, match="the scene has no joints: nothing in it can move"):
+    with pytest.raises(TaskError, match="no joints"):
         make("mujoco", still, 1)
 
 
@@ -236,7 +236,7 @@ def test_invalid_height_field_is_rejected_in_one_line(heights, size, more, word)
     assert "\n" not in str(error.value)
 
 
-# Everything that a keyframe can move: a free body behind another one, several joints on one body, joints with a `ref`,
+# Everything that a keyframe can move: a free body after another one, several joints on one body, joints with a `ref`,
 # off-centre axes and frames, a ball joint, and ties between joints and between tendons.
 POSES = """
 <mujoco>
@@ -274,7 +274,7 @@ def test_keyframe_becomes_the_reference_pose():
     scene.add("poses", mujoco.MjSpec.from_string(POSES), keyframe="home")
     model, key = scene.model, alone.key("home").qpos
     np.testing.assert_allclose(model.qpos0[:12], key[:12], atol=1e-12)
-    np.testing.assert_allclose(model.qpos0[12:], [1, 0, 0, 0])  # a ball's rotation counts from the keyframe
+    np.testing.assert_allclose(model.qpos0[12:], [1, 0, 0, 0])  # ball rotations are relative to the keyframe
     random = np.random.default_rng(0)
     for trial in range(5):
         theirs, ours = mujoco.MjData(alone), mujoco.MjData(model)
@@ -388,7 +388,7 @@ FACES = ((0, 2, 1), (0, 1, 3), (0, 3, 2), (1, 2, 3))
 
 @pytest.fixture
 def package(tmp_path) -> Path:
-    """A ROS package with a tetrahedron as STL and as OBJ, both of the same name."""
+    """ROS package with a tetrahedron as STL and as OBJ under the same name."""
     root = tmp_path / "ws" / "my_robot"
     for folder in ("visual", "collision", "urdf"):
         (root / folder).mkdir(parents=True)
@@ -401,7 +401,7 @@ def package(tmp_path) -> Path:
 
 
 def sizes(scene: Scene) -> list[float]:
-    """Shorter edges of each tetrahedron of the scene [m]; compiled meshes are turned."""
+    """Return the length of the short edges of the scene's tetrahedra [m]; compiled meshes are rotated."""
     model = scene.model
     spans = zip(model.mesh_vertadr, model.mesh_vertnum, strict=True)
     vertices = (model.mesh_vert[first : first + number] for first, number in spans)
@@ -488,10 +488,10 @@ def test_collada_without_pycollada_is_reported(package, monkeypatch, caplog):
     text = MESHES.format(stl="../collision/base.stl", obj="../visual/base.dae")
     (package / "urdf" / "r.urdf").write_text(text)
     scene = Scene(100)
-    scene.add("robot", package / "urdf" / "r.urdf")  # only looks are lost
+    scene.add("robot", package / "urdf" / "r.urdf")  # only the visual is dropped
     assert scene.model.ngeom == 1 and "link 'base'" in caplog.text and "pip install 'gpusim-rl[robots]'" in caplog.text
     (package / "urdf" / "r.urdf").write_text(text.replace("collision", "visual").replace("base.stl", "base.obj"))
-    with pytest.raises(TaskError, match=r"link 'base'.*base\.dae: collada is missing"):
+    with pytest.raises(TaskError, match=r"link 'base'.*base\.dae: collada"):
         Scene(100).add("robot", package / "urdf" / "r.urdf")
 
 
@@ -505,7 +505,7 @@ def test_collada_without_pycollada_is_reported(package, monkeypatch, caplog):
         (("x", "x"), {"my_robot": "/nowhere"}, r"/nowhere/collision/base.stl\. .*packages=\{'my_robot': "),
         (("base.stl", "bas.stl"), None, r"'package://my_robot/collision/bas.stl'; .*/my_robot/coll"),
         (("<joint", "<xacro:joint"), None, "xacro r.urdf > robot.urdf"),
-        (("</robot>", ""), None, r"cannot load \S*r.urdf: XML: no element found"),
+        (("</robot>", ""), None, r"r\.urdf: XML: "),
     ],
 )
 def test_unreadable_urdf_is_rejected_in_one_line(package, change, packages, line):
@@ -521,7 +521,7 @@ def test_unreadable_urdf_is_rejected_in_one_line(package, change, packages, line
     [
         (BALL, {"packages": {"a": "b"}}, "packages .*URDF"),
         (ARM.replace('<body name="base" pos="0 0 1">', '<body name="base"><joint name="yaw"/>'), {"fixed_base": False},
-         r"fixed_base=False: the base 'base' moves by \['yaw'\]"),
+         r"fixed_base=False: .*'base'.* \['yaw'\]"),
         ("<mujoco/>", {"fixed_base": True}, "fixed_base .*body"),
     ],
 )  # fmt: skip
@@ -534,7 +534,7 @@ GOOD = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz=
 BOX = '<geometry><box size="0.1 0.1 0.1"/></geometry>'
 MESH = '<geometry><mesh filename="{}"/></geometry>'
 LOOK = f"<collision>{MESH}</collision>"
-LONG_NAMES = ("a" * 300 + ".stl", "a/" * 400 + "b.stl", f"package://a/{'a' * 300}.stl")  # no file can have them
+LONG_NAMES = ("a" * 300 + ".stl", "a/" * 400 + "b.stl", f"package://a/{'a' * 300}.stl")  # too long for a file
 SECOND = '</joint><joint name="k" type="{}"><parent link="{}"/><child link="{}"/>'
 COLOURED = BOX + '<material name="m">{}</material>'
 COLOURS = ['<color rgba=""/>', '<color rgba="1 0 0"/>', '<color rgba="red"/>', '<color rgb="1 0 0"/>']
@@ -545,7 +545,7 @@ ONE_JOINT = (
 
 
 def add_urdf(folder: Path, arm: str, joint: str = "", kind: str = "continuous", **arguments) -> Scene:
-    """Returns a scene with a robot of one joint, whose second link and joint have these elements."""
+    """Return a scene with a robot of one joint, whose second link and joint have these elements."""
     (folder / "r.urdf").write_text(ONE_JOINT.format(arm, kind, joint))
     scene = Scene(100)
     scene.add("r", folder / "r.urdf", **arguments)
@@ -618,7 +618,7 @@ def test_links_overlapping_in_the_reference_pose_do_not_collide(tmp_path, caplog
     data = mujoco.MjData(scene.model)
     mujoco.mj_forward(scene.model, data)
     assert data.ncon == 0
-    data.qpos[-2] = np.pi  # d turns round to a
+    data.qpos[-2] = np.pi  # rotate d onto a
     mujoco.mj_forward(scene.model, data)
     pairs = {frozenset(scene.model.geom_bodyid[contact.geom].tolist()) for contact in data.contact}
     assert pairs == {frozenset((1, 4))}
@@ -674,10 +674,10 @@ def test_wrongly_declared_encoding_is_read(tmp_path, declared, name, encoding):
 @pytest.mark.parametrize(
     ("arm", "joint", "line"),
     [
-        (GOOD, '<origin xyz="1 2"/>', r"joint 'j': xyz of <origin>: expected 3 numbers, got '1 2'"),
+        (GOOD, '<origin xyz="1 2"/>', "joint 'j': xyz .*got '1 2'"),
         (GOOD, '<origin xyz="a b c"/>', "expected 3 numbers"),
         (GOOD, '<origin xyz="1e999 0 0"/>', "expected 3 numbers"),
-        (moments(1, 1, 1).replace('ixx="1"', 'ixx="nan"'), "", r"link 'arm': ixx of <inertia>"),
+        (moments(1, 1, 1).replace('ixx="1"', 'ixx="nan"'), "", "link 'arm': ixx"),
         ("<a>" * 5000 + "</a>" * 5000, "", "nested 201 deep"),
         (GOOD + "</link><link name='c'>", SECOND.format("screw", "arm", "c"), "joint 'k'"),
         (GOOD, SECOND.format("fixed", "arm", "no"), "joint 'k'"),
@@ -690,8 +690,8 @@ def test_wrongly_declared_encoding_is_read(tmp_path, declared, name, encoding):
             "",
             r"r\.urdf.*free joint.*'b'",
         ),
-        (f"{GOOD}<collision>{MESH.format('a.stl')}</collision>", "", "link 'arm': no mesh 'a.stl'"),
-        (f"{GOOD}<visual>{MESH.format('a.stl')}</visual>", "", "link 'arm': no mesh 'a.stl'"),
+        (f"{GOOD}<collision>{MESH.format('a.stl')}</collision>", "", "link 'arm': .*'a.stl'"),
+        (f"{GOOD}<visual>{MESH.format('a.stl')}</visual>", "", "link 'arm': .*'a.stl'"),
         *((LOOK.format(name), "", "no mesh") for name in LONG_NAMES),
     ],
 )
@@ -733,14 +733,14 @@ def test_degenerate_mesh_is_kept_or_reported(tmp_path, kind, name, content, kept
 
 
 def test_shared_mesh_nodes_take_bounded_memory(tmp_path):
-    """A small glTF file may draw one mesh ten thousand times."""
+    """A small glTF file may instance one mesh ten thousand times."""
     trimesh = pytest.importorskip("trimesh")
     scene, ball = trimesh.Scene(), trimesh.creation.icosphere(5)
     scene.add_geometry(ball, geom_name="one")
     for i in range(500):
         scene.graph.update(f"n{i}", geometry="one")
     (tmp_path / "many.glb").write_bytes(scene.export(file_type="glb"))
-    with pytest.raises(TaskError, match=r"many\.glb: cannot read the mesh: .*at most"):
+    with pytest.raises(TaskError, match=r"many\.glb: .*at most"):
         add_urdf(tmp_path, f"{GOOD}<collision>{MESH.format('many.glb')}</collision>")
 
 
@@ -786,7 +786,7 @@ def test_collision_shapes_with_visuals_are_hidden(tmp_path, group):
     scene = Scene(100)
     eye = f'<geom size="0.1" contype="0" conaffinity="0" group="{group}"/>'
     scene.add("r", mujoco.MjSpec.from_string(xml.format("", eye)))
-    assert scene.model.geom_group.tolist() == [0, group, 0]  # a detail
+    assert scene.model.geom_group.tolist() == [0, group, 0]  # a small visual hides no collision shape
 
 
 def test_mujoco_warning_is_logged_once(tmp_path, caplog, monkeypatch):
@@ -816,7 +816,7 @@ def test_mujoco_warning_is_logged_once(tmp_path, caplog, monkeypatch):
         ('<mujoco><compiler meshdir="sub"/><worldbody><flexcomp name="f" type="mesh" file="pipe"/></worldbody>'
          "</mujoco>", "pipe"),
         ('<!DOCTYPE a [<!ENTITY a "a">]><mujoco model="&a;"/>', "entity"),
-        # Each of these sizes is one that MuJoCo allocates without a limit of its own.
+        # MuJoCo allocates these sizes without a limit.
         ('<mujoco><asset><mesh name="m" builtin="plate" params="20000 20000"/></asset></mujoco>', "256 MB"),
         ('<mujoco><asset><hfield name="h" size="1 1 1 1" nrow="90000" ncol="90000"/></asset></mujoco>', "hfield"),
     ],
@@ -861,7 +861,7 @@ for name in sys.argv[1:]:
 
 
 def test_mujoco_allocations_for_hostile_mjcf_are_bounded(tmp_path, command):
-    """In a process of its own: one that has freed gigabytes has room for more without asking the system."""
+    """A subprocess is needed: this process may have freed gigabytes that it can reuse without asking the system."""
     body = '<worldbody><body><joint name="j"/><geom name="g" size="0.1"/></body></worldbody>'
     for name, xml in ALLOCATED.items():
         (tmp_path / f"{name}.xml").write_text(f"<mujoco>{xml.format(*range(40))}{body}</mujoco>")
@@ -906,7 +906,7 @@ def test_overlong_file_name_is_rejected(tmp_path, xml):
 
 
 def test_concurrent_reads_restore_the_memory_limit(monkeypatch):
-    """The second one comes while the first one reads, and goes after it."""
+    """The second thread starts while the first one reads, and ends after it."""
     before, second, leave = resource.getrlimit(resource.RLIMIT_DATA), Event(), Event()
     ball, read = mujoco.MjSpec.from_string(BALL), scene_module.read_robot
 

@@ -1,4 +1,4 @@
-"""Terrain: shapes of patches, height table against MuJoCo's rays, and robots on both simulators."""
+"""Tests of terrain: shapes of patches, height table against MuJoCo's rays, balls on two simulators."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def model(terrain) -> mujoco.MjModel:
 
 
 def patch(terrain: Terrain, kind: str, level: int) -> np.ndarray:
-    """Heights of the points of a patch with all of its edges, shape [x, y]."""
+    """Return the heights of a patch including its edges, shape [x, y]."""
     column = terrain.kinds.index(kind)
     rows = slice(level * CELLS, (level + 1) * CELLS + 1)
     return terrain.heights[rows, column * CELLS : (column + 1) * CELLS + 1].numpy()
 
 
 def middle_line(terrain: Terrain, kind: str, level: int) -> np.ndarray:
-    """Heights from the middle of a patch to its edge, along +x."""
+    """Return the heights from the middle of a patch to its edge along +x."""
     return patch(terrain, kind, level)[CELLS // 2 :, CELLS // 2]
 
 
@@ -162,7 +162,7 @@ def test_invalid_terrain_is_rejected_in_one_line(change, key):
 
 
 def rays(model: mujoco.MjModel, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Height of the ground by MuJoCo's ray caster."""
+    """Return the ground height by MuJoCo's ray caster."""
     data, geom = mujoco.MjData(model), np.zeros(1, dtype=np.int32)
     mujoco.mj_forward(model, data)
     down = np.array([0.0, 0.0, -1.0])
