@@ -46,11 +46,11 @@ def trot() -> Clip:
     return load(MOTIONS / "go1_trot.npz")
 
 
-def arrays_of(clip: Clip) -> dict[str, np.ndarray]:
+def clip_arrays(clip: Clip) -> dict[str, np.ndarray]:
     return {field.name: np.array(getattr(clip, field.name)) for field in fields(Clip)}
 
 
-def refused(file: Path, scene: Scene | None = None) -> str:
+def rejection(file: Path, scene: Scene | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
         load(file) if scene is None else load_for(file, scene, "robot")
     text = str(caught.value)
@@ -61,9 +61,9 @@ def refused(file: Path, scene: Scene | None = None) -> str:
 # -- files -------------------------------------------------------------------------------------
 
 
-def test_a_clip_is_read_as_it_was_written(trot, tmp_path):
+def test_clip_round_trip_is_exact(trot, tmp_path):
     save(tmp_path / "x.npz", trot)
-    for name, value in arrays_of(load(tmp_path / "x.npz")).items():
+    for name, value in clip_arrays(load(tmp_path / "x.npz")).items():
         assert np.array_equal(value, getattr(trot, name)), name
 
 
@@ -87,15 +87,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_invalid_clips_are_refused(trot, tmp_path, kind):
+def test_invalid_clip_is_rejected(trot, tmp_path, kind):
     change, words = BAD[kind]
-    arrays = arrays_of(trot)
+    arrays = clip_arrays(trot)
     change(arrays)
     np.savez(tmp_path / "x.npz", **arrays)
-    assert words in refused(tmp_path / "x.npz")
+    assert words in rejection(tmp_path / "x.npz")
 
 
-def test_an_unreadable_clip_is_not_written(trot, tmp_path):
+def test_unreadable_clip_is_not_written(trot, tmp_path):
     jump = trot.body_pos_w.copy()
     jump[100:] -= [30.0, 0.0, 0.0]
     with pytest.raises(ConfigError, match=r"^body_lin_vel_w: does not match"):
@@ -129,7 +129,9 @@ def objects() -> bytes:
 def names(shape: str, kind: str, data: bytes = b"") -> bytes:
     """A clip with a list of names that a few bytes of its file stand for."""
     file = io.BytesIO()
-    np.savez(file, **{name: value for name, value in arrays_of(load(MOTIONS / "go1_trot.npz")).items() if "_w" in name})
+    np.savez(
+        file, **{name: value for name, value in clip_arrays(load(MOTIONS / "go1_trot.npz")).items() if "_w" in name}
+    )
     with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
         for name in ("joint_pos", "joint_vel"):
             archive.writestr(f"{name}.npy", header("(201, 12)") + bytes(201 * 12 * 4))
@@ -159,18 +161,18 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-def test_hostile_files_are_refused(tmp_path, monkeypatch, kind):
+def test_hostile_clip_file_is_rejected_quickly(tmp_path, monkeypatch, kind):
     content, words = STRANGE[kind]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(clips, "CLIP_BYTES", 5 << 20)
     (tmp_path / "x.npz").write_bytes(content)
     started = time.process_time()
-    assert words in refused(tmp_path / "x.npz")
+    assert words in rejection(tmp_path / "x.npz")
     assert time.process_time() - started < 0.5
     assert not (tmp_path / "executed").exists()
 
 
-def test_damaged_files_are_refused(trot, tmp_path):
+def test_damaged_clip_files_are_rejected(trot, tmp_path):
     save(tmp_path / "x.npz", trot)
     whole, rng = (tmp_path / "x.npz").read_bytes(), np.random.default_rng(1)
     refusals = 0
@@ -186,27 +188,27 @@ def test_damaged_files_are_refused(trot, tmp_path):
     assert refusals == 30
 
 
-def test_missing_files_and_folders_are_refused(tmp_path):
+def test_missing_clip_files_and_folders_are_rejected(tmp_path):
     for path in (tmp_path / "no.npz", tmp_path, tmp_path / f"{'x' * 5000}.npz"):
-        assert "no such file" in refused(path)
+        assert "no such file" in rejection(path)
 
 
 # -- files of others ---------------------------------------------------------------------------
 
 
 def test_isaac_lab_files_are_read(trot, go1, tmp_path):
-    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(trot).items()}
+    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in clip_arrays(trot).items()}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array(50, dtype=np.int64)})
     assert set(arrays) >= {"dof_names", "dof_positions", "body_rotations", "body_angular_velocities"}
     read = load(tmp_path / "x.npz")
-    assert all(np.array_equal(value, getattr(read, name)) for name, value in arrays_of(trot).items())
+    assert all(np.array_equal(value, getattr(read, name)) for name, value in clip_arrays(trot).items())
     assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
 
 
 @pytest.mark.parametrize("height", [-0.05, 0.02])
-def test_isaac_lab_clips_are_lifted_out_of_the_ground(trot, go1, tmp_path, height):
+def test_isaac_lab_clip_is_lifted_above_the_ground(trot, go1, tmp_path, height):
     low = replace(trot, body_pos_w=trot.body_pos_w + np.float32([0.0, 0.0, height]))
-    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(low).items()}
+    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in clip_arrays(low).items()}
     np.savez(tmp_path / "x.npz", **arrays)
     read = load_for(tmp_path / "x.npz", go1, "robot", ["RL_calf", "FR_calf"])
     expected = trot.body_pos_w[:, [12, 3]] + [0.0, 0.0, max(0.0, height)]
@@ -232,7 +234,7 @@ def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
     rates = np.gradient(angles, 1.0 / 60.0, axis=0)
     qpos = np.concatenate([np.tile([0, 0, 1, 0.6, 0, 0.8, 0], (121, 1)), angles], axis=1)
     clip = from_states(scene, "robot", qpos, np.concatenate([np.zeros((121, 6)), rates], axis=1), 60.0)
-    arrays, ball, turning = arrays_of(clip), np.zeros((121, 3)), np.zeros((121, 3))
+    arrays, ball, turning = clip_arrays(clip), np.zeros((121, 3)), np.zeros((121, 3))
     for frame, (quats, spins) in enumerate(zip(clip.body_quat_w, clip.body_ang_vel_w, strict=True)):
         base, arm = quats[:2].astype(float)
         relative, inverse, back = np.zeros(4), np.zeros(4), np.zeros(4)
@@ -248,29 +250,29 @@ def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
     assert np.allclose(read.joint_pos, clip.joint_pos, atol=1e-4)
     assert np.allclose(read.joint_vel, clip.joint_vel, atol=1e-3)
     np.savez(tmp_path / "y.npz", **arrays)  # a file of ours has hinges: these are none
-    assert "does not match the joints of 'robot'" in refused(tmp_path / "y.npz", scene)
+    assert "does not match the joints of 'robot'" in rejection(tmp_path / "y.npz", scene)
 
 
-def test_mjlab_files_get_the_robots_names(trot, go1, g1, tmp_path):
-    arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
+def test_mjlab_file_gets_the_robots_names(trot, go1, g1, tmp_path):
+    arrays = {name: value for name, value in clip_arrays(trot).items() if not name.endswith("names")}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
-    assert "lacks joint_names, body_names" in refused(tmp_path / "x.npz")
+    assert "lacks joint_names, body_names" in rejection(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", x=np.zeros(3))
-    assert "it has nothing" in refused(tmp_path / "y.npz", go1)  # the robot's names are not in the file
+    assert "it has nothing" in rejection(tmp_path / "y.npz", go1)  # the robot's names are not in the file
     assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
-    assert "joint_pos: expected shape [201, 29]" in refused(tmp_path / "x.npz", g1)
+    assert "joint_pos: expected shape [201, 29]" in rejection(tmp_path / "x.npz", g1)
 
 
-def test_wrong_orders_without_names_are_refused(trot, go1, tmp_path):
+def test_wrong_order_without_names_is_rejected(trot, go1, tmp_path):
     """PhysX numbers bodies and joints by their distance from the root: hips first, then thighs, then calves."""
-    arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
+    arrays = {name: value for name, value in clip_arrays(trot).items() if not name.endswith("names")}
     breadth = [0, 1, 4, 7, 10, 2, 5, 8, 11, 3, 6, 9, 12]
     bodies = {name: value[:, breadth] for name, value in arrays.items() if name.startswith("body")}
     joints = [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
     both = bodies | {name: value[:, joints] for name, value in arrays.items() if name.startswith("joint")}
     for other in (bodies, both):
         np.savez(tmp_path / "x.npz", **{**arrays, **other})
-        assert "does not match the joints of 'robot'" in refused(tmp_path / "x.npz", go1)
+        assert "does not match the joints of 'robot'" in rejection(tmp_path / "x.npz", go1)
 
 
 # -- other robots ------------------------------------------------------------------------------
@@ -280,7 +282,7 @@ def shuffled(clip: Clip, seed: int = 0) -> Clip:
     rng = np.random.default_rng(seed)
     orders = {"joint": rng.permutation(len(clip.joint_names)), "body": rng.permutation(len(clip.body_names))}
     changed = {}
-    for name, value in arrays_of(clip).items():
+    for name, value in clip_arrays(clip).items():
         order = orders.get(name.partition("_")[0])
         changed[name] = value if order is None else value[order] if value.ndim == 1 else value[:, order]
         if value.dtype.kind == "U":
@@ -290,13 +292,13 @@ def shuffled(clip: Clip, seed: int = 0) -> Clip:
 
 def test_joints_and_bodies_are_found_by_name(trot, go1):
     fitted = fit(shuffled(trot), go1, "robot")
-    assert all(np.array_equal(value, getattr(fitted, name)) for name, value in arrays_of(trot).items())
+    assert all(np.array_equal(value, getattr(fitted, name)) for name, value in clip_arrays(trot).items())
     some = fit(shuffled(trot), go1, "robot", ["RL_calf", "FR_calf"])
     assert some.body_names == ("RL_calf", "FR_calf")
     assert np.array_equal(some.body_pos_w, trot.body_pos_w[:, [12, 3]])
 
 
-def test_a_clip_of_another_robot_is_refused_by_name(trot, go1, g1):
+def test_clip_of_another_robot_is_rejected(trot, go1, g1):
     with pytest.raises(ConfigError, match=r"no joints left_hip_pitch_joint, .* and 25 more .* of go1"):
         fit(trot, g1, "robot")
     with pytest.raises(ConfigError, match=r"no bodies head of 'robot'"):
@@ -308,7 +310,7 @@ def test_a_clip_of_another_robot_is_refused_by_name(trot, go1, g1):
     assert robot_of(shuffled(trot)) == assets_dir() / "go1" / "go1.xml"
 
 
-def test_bodies_must_match_the_joints(trot, go1):
+def test_body_poses_must_match_the_joints(trot, go1):
     swapped = list(trot.body_names)
     swapped[3], swapped[6] = swapped[6], swapped[3]
     for wrong in (
@@ -323,7 +325,7 @@ def test_bodies_must_match_the_joints(trot, go1):
 # -- clips of states, and clips that we make ---------------------------------------------------
 
 
-def test_velocities_of_states_are_differences(go1):
+def test_from_states_velocities_equal_finite_differences(go1):
     """A body that turns and flies with joints that move: against differences of a path in much smaller steps."""
     model, dt = go1.model, 2e-4
     rng = np.random.default_rng(0)
@@ -336,7 +338,7 @@ def test_velocities_of_states_are_differences(go1):
     clip = from_states(go1, "robot", np.stack(qpos), np.tile(qvel, (3, 1)), 1.0 / dt)
     exact = from_states(go1, "robot", np.stack(qpos)[[1, 1]], np.tile(qvel, (2, 1)), 50.0)
     assert np.allclose(exact.joint_vel[0], qvel[6:])
-    forward = [positions_of(go1, q) for q in qpos]
+    forward = [body_positions(go1, q) for q in qpos]
     difference = (forward[2] - forward[0]) / (2.0 * dt)
     assert np.allclose(exact.body_lin_vel_w[0], difference, atol=1e-3)
     assert np.allclose(clip.body_ang_vel_w[1], clips._turns(clip.body_quat_w.astype(np.float64))[1] / dt, atol=2e-2)
@@ -347,7 +349,7 @@ def mujoco_quat(rng: np.random.Generator) -> np.ndarray:
     return quat / np.linalg.norm(quat)
 
 
-def positions_of(scene: Scene, qpos: np.ndarray) -> np.ndarray:
+def body_positions(scene: Scene, qpos: np.ndarray) -> np.ndarray:
     data = mujoco.MjData(scene.model)
     data.qpos[:] = qpos
     mujoco.mj_kinematics(scene.model, data)
@@ -355,7 +357,7 @@ def positions_of(scene: Scene, qpos: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_made_clip_is_small_and_plausible(name):
+def test_shipped_clip_is_small_and_plausible(name):
     scene = robot(name.partition("_")[0])
     file, model = MOTIONS / f"{name}.npz", scene.model
     clip = load_for(file, scene, "robot")
@@ -393,7 +395,7 @@ def script():
 def test_shipped_clips_are_reproducible(script, name):
     pytest.importorskip("mink", reason="pip install mink")
     assert tuple(script.MAKERS) == MADE
-    made, shipped = arrays_of(script.MAKERS[name]()), arrays_of(load(MOTIONS / f"{name}.npz"))
+    made, shipped = clip_arrays(script.MAKERS[name]()), clip_arrays(load(MOTIONS / f"{name}.npz"))
     for key, value in made.items():
         if value.dtype.kind == "U":
             assert value.tolist() == shipped[key].tolist()

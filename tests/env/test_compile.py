@@ -76,23 +76,23 @@ def run(call: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(tasks().keys() - {"Cartpole"}))
-def test_traced_steps_are_the_eager_ones_bit_for_bit(task: str) -> None:
+def test_traced_steps_equal_eager_steps_bit_for_bit(task: str) -> None:
     assert "uncompiled" not in run(f"compare({task!r}, 'eager', 20)")
 
 
 @pytest.mark.slow
-def test_traced_steps_on_mujoco_warp_are_the_eager_ones_bit_for_bit() -> None:
+def test_traced_steps_on_mujoco_warp_equal_eager_steps() -> None:
     assert "uncompiled" not in run("compare('Cartpole', 'eager', 20, sim='mjwarp')")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("task", tasks())
-def test_compiled_steps_are_close_to_the_eager_ones(task: str) -> None:
+def test_compiled_steps_are_close_to_eager_steps(task: str) -> None:
     assert "uncompiled" not in run(f"compare({task!r}, 'inductor', 3)")
 
 
-class Waits(Cartpole):
+class DataDependent(Cartpole):
     """Reads a value in `rewards`, and has a number that changes from step to step in `observe`."""
 
     number = 0.0
@@ -108,7 +108,7 @@ class Waits(Cartpole):
 
 
 def untraceable() -> None:
-    eager, compiled = make("Cartpole", task_class=Waits), make("Cartpole", task_class=Waits)
+    eager, compiled = make("Cartpole", task_class=DataDependent), make("Cartpole", task_class=DataDependent)
     with torch.no_grad():
         compiled.compile(backend="eager")
         for _ in range(4):
@@ -123,12 +123,15 @@ def both() -> None:
     untraceable()
 
 
-def test_traced_steps_equal_eager_ones_and_a_warning_names_uncompiled_code() -> None:
-    first, waits, changes = run("both()").splitlines()
+def test_uncompiled_code_is_reported_and_steps_equal_eager() -> None:
+    first, branching, changes = run("both()").splitlines()
     assert first.endswith("compiled")  # nothing is said of steps that are traced
-    assert "Waits: the step after the physics runs uncompiled: Data-dependent branching in rewards() at " in waits
-    assert "test_compile.py:" in waits
-    assert "Waits: the observation runs uncompiled: task.number == " in changes
+    assert (
+        "DataDependent: the step after the physics runs uncompiled: Data-dependent branching in rewards() at "
+        in branching
+    )
+    assert "test_compile.py:" in branching
+    assert "DataDependent: the observation runs uncompiled: task.number == " in changes
     assert "no longer holds # self.number += 1.0" in changes and "in observe" in changes
 
 
@@ -138,11 +141,11 @@ def twice() -> None:
 
 
 @pytest.mark.slow
-def test_every_env_is_compiled_separately() -> None:
+def test_each_env_is_compiled_separately() -> None:
     assert "uncompiled" not in run("twice()")
 
 
-class Remembers(Cartpole):
+class Counting(Cartpole):
     """Keeps numbers of its own between steps."""
 
     calls = 0
@@ -156,9 +159,9 @@ class Remembers(Cartpole):
         self.steps += 1
 
 
-@pytest.mark.parametrize("task", ["Ant", "Remembers"])
-def test_a_first_step_before_the_compilation_leaves_no_trace(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"task": "Cartpole", "task_class": Remembers} if task == "Remembers" else {"task": task}
+@pytest.mark.parametrize("task", ["Ant", "Counting"])
+def test_warm_up_step_before_compilation_leaves_no_trace(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"task": "Cartpole", "task_class": Counting} if task == "Counting" else {"task": task}
     env, other = make(**given), make(**given)
     before = {name: value for name, value in vars(env.task).items() if isinstance(value, int)}
     guard, before_step = env.nan_guard, env.nan_guard.before_step

@@ -55,14 +55,14 @@ class Feet(Anymal):
 
 
 @pytest.mark.parametrize("task", ["Anymal", "AnymalTerrain", Feet])
-def test_a_step_of_the_image_is_the_image_of_the_step(task):
+def test_mirrored_step_equals_step_of_the_mirror_image(task):
     found = differences_by_term(make(task))
     assert {part: x for part, x in found.items() if x is not None and x > 1e-5} == {}
     alone = {"policy/command", "policy/command_yaw", "policy/heights"}  # the air has no ground below
     assert {part for part, x in found.items() if x is None} <= alone
 
 
-def test_on_the_ground_too():
+def test_mirrored_step_agrees_on_the_ground():
     found = differences_by_term(make(Feet), height=-0.05)
     assert {part: x for part, x in found.items() if x is not None and x > 1e-3} == {}
 
@@ -71,13 +71,13 @@ def test_on_the_ground_too():
     ("part", "kind"),
     [("lin_vel", "pseudovector"), ("ang_vel", "vector"), ("foot_height", "scalar"), ("scan", "scalar")],
 )
-def test_a_wrong_kind_is_found_by_its_part(part, kind, monkeypatch):
+def test_wrong_mirror_kind_is_found_in_its_term(part, kind, monkeypatch):
     monkeypatch.setattr(Feet, "mirrors", {**Feet.mirrors, part: kind})
     found = differences_by_term(make(Feet))
     assert [name for name, x in found.items() if x is not None and x > WRONG] == [f"policy/{part}"]
 
 
-def test_a_pose_that_is_not_symmetric_is_found():
+def test_asymmetric_stance_is_found():
     class Leaning(Anymal):
         def __init__(self, cfg, sim):
             super().__init__(cfg, sim)
@@ -87,7 +87,7 @@ def test_a_pose_that_is_not_symmetric_is_found():
     assert (found["policy/joint_pos"] or 0.0) > WRONG
 
 
-def test_a_history_repeats_the_map():
+def test_history_repeats_the_mirror_map():
     plain = mirrored(make())[0]["policy"]
     settings = {"joint_pos": {"history": 3, "delay": 2}, "gravity": {"history": 2}}
     late = mirrored(make(observations=settings))[0]["policy"]
@@ -111,14 +111,14 @@ def test_a_history_repeats_the_map():
         ({"scan": SCAN + 0.05}, r"scan point \[.*\]"),
     ],
 )
-def test_kinds_that_do_not_fit_are_refused(mirrors, words, monkeypatch):
+def test_unsuitable_mirror_kind_is_rejected(mirrors, words, monkeypatch):
     monkeypatch.setattr(Feet, "mirrors", {**Feet.mirrors, **mirrors})
     with pytest.raises(TaskError, match=words):
         mirrored(make(Feet))
 
 
 @pytest.mark.parametrize("task", ["Go1Velocity", "G1Velocity"])
-def test_the_velocity_of_a_sensor_beside_the_plane(task, monkeypatch):
+def test_off_plane_velocimeter_is_mirrored(task, monkeypatch):
     """Go1's IMU is 6.7 cm beside it: a state and its image have velocities there that are no images of each other."""
     env = make(task)
     found = differences_by_term(env)
@@ -133,7 +133,7 @@ def test_the_velocity_of_a_sensor_beside_the_plane(task, monkeypatch):
         assert (differences_by_term(env)["policy/lin_vel"] or 0.0) > 0.02
 
 
-def test_a_sensor_that_is_turned_too():
+def test_rotated_off_plane_sensor_is_mirrored():
     scene = Scene(100.0)
     site = '<site name="imu" pos="0.1 0.2 -0.05" quat="0.8 0.3 -0.5 0.1"/>'
     body = f'<body name="base"><freejoint/><geom type="box" size="0.3 0.2 0.1"/>{site}</body>'
@@ -158,7 +158,7 @@ def test_a_sensor_that_is_turned_too():
         assert not nothing.any()
 
 
-def test_a_sensor_beside_the_plane_without_its_angular_velocity_is_one_line(monkeypatch):
+def test_off_plane_sensor_needs_an_angular_velocity(monkeypatch):
     env = make("Go1Velocity")
     monkeypatch.setattr(type(env.task), "mirrors", {**env.task.mirrors, "lin_vel": AtSite("imu", "vector", "spin")})
     with pytest.raises(TaskError, match="'imu' is beside the plane of symmetry, so 'spin'"):

@@ -12,7 +12,7 @@ from helpers.scenes import everywhere, franka_scene, make
 @pytest.mark.parametrize(
     "backend", ["mujoco", *(pytest.param(sim, marks=pytest.mark.slow) for sim in ("mujoco-shared", "mjwarp", "newton"))]
 )
-def test_torques_of_the_controller_accelerate_the_hand_as_asked(backend):
+def test_torques_accelerate_the_hand_as_commanded(backend):
     # From rest, for a moment: before damping and velocity count. The robot carries its own weight.
     sim = make(backend, franka_scene(physics_hz=1e4), 32)
     robot = sim.articulation("franka")
@@ -34,7 +34,7 @@ def test_torques_of_the_controller_accelerate_the_hand_as_asked(backend):
     assert (free @ joints[..., None]).norm() > 1.0
 
 
-def test_the_posture_is_followed_where_the_hand_does_not_feel_it():
+def test_posture_is_tracked_in_the_null_space():
     # Of all joint accelerations with J q = a the nearest to p in the metric M: M (q - p) is a combination of J's rows.
     random = torch.Generator().manual_seed(0)
     root = torch.randn(64, 7, 7, generator=random, dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_the_posture_is_followed_where_the_hand_does_not_feel_it():
     assert still.abs().max() == 0.0
 
 
-def test_a_stretched_arm_gets_finite_torques():
+def test_singular_arm_gets_finite_torques():
     jacobian = torch.randn(1, 6, 7)
     jacobian[:, 2] = jacobian[:, 1]  # two directions that it can only serve together
     torque = operational_space_torque(jacobian, torch.eye(7)[None], torch.ones(1, 6), torch.zeros(1, 7))
@@ -61,7 +61,7 @@ def test_a_stretched_arm_gets_finite_torques():
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 7])
-def test_the_solver_matches_torch(size):
+def test_positive_definite_solver_matches_torch(size):
     random = torch.Generator().manual_seed(size)
     root = torch.randn(5, 3, size, size, generator=random)
     matrix = root @ root.mT + 0.1 * torch.eye(size)

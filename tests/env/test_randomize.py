@@ -124,7 +124,7 @@ def draw(low: float, high: float, operation: str = "scaling", distribution: str 
     return {"range": [low, high], "operation": operation, "distribution": distribution, **more}
 
 
-def of_rover(section: str, **properties: Any) -> dict[str, Any]:
+def rover_params(section: str, **properties: Any) -> dict[str, Any]:
     return {"actor_params": {"rover": {section: properties}}}
 
 
@@ -169,8 +169,8 @@ MAPPED: list[tuple[str, str, dict, str, str, list[float]]] = [
 
 
 @pytest.mark.parametrize(("section", "name", "drawn", "field", "element", "expected"), MAPPED)
-def test_properties_map_to_fields(section, name, drawn, field, element, expected):
-    env = make(of_rover(section, **{name: drawn}))
+def test_property_maps_to_its_mujoco_field(section, name, drawn, field, element, expected):
+    env = make(rover_params(section, **{name: drawn}))
     env.reset()
     found = value(env, field, [element]).reshape(NUM, -1)[:, : len(expected)]
     torch.testing.assert_close(found, torch.tensor(expected).expand(NUM, -1))
@@ -182,24 +182,24 @@ def test_every_property_of_the_schema_is_tested():
     assert tested == {(section, name) for section, properties in SECTIONS.items() for name in properties}
 
 
-def test_effort_is_the_force_range_or_the_gear_of_motors():
-    env = make(of_rover(DOF, effort=draw(3.0, 3.0, "additive", names=["motor", "limited"])))
+def test_effort_scales_force_range_or_gear():
+    env = make(rover_params(DOF, effort=draw(3.0, 3.0, "additive", names=["motor", "limited"])))
     # the motor gives gear 3 x control 2 = 6 N m, and then 9; the limited one gear 2 x 4 N m = 8, and then 11
     torch.testing.assert_close(value(env, "actuator_gear", ["motor"])[0, 0, 0], torch.tensor(3.0 * 9 / 6))
     torch.testing.assert_close(value(env, "actuator_forcerange", ["limited"])[0, 0], torch.tensor([-5.5, 5.5]))
     torch.testing.assert_close(value(env, "actuator_gear", ["limited"])[0, 0, 0], torch.tensor(2.0))
     with pytest.raises(ConfigError, match=r"effort: actuator 'servo' has no forcerange"):
-        make(of_rover(DOF, effort=TWICE))
+        make(rover_params(DOF, effort=TWICE))
 
 
-def test_inertia_follows_mass_and_has_its_own_factor():
+def test_inertia_scales_with_mass_and_its_factor():
     names = ["hull", "arm"]
-    both = make(of_rover(BODY, mass=TWICE, inertia=draw(1.5, 1.5, names=["arm"])))
+    both = make(rover_params(BODY, mass=TWICE, inertia=draw(1.5, 1.5, names=["arm"])))
     model = both.sim.param("body_inertia", "rover", names).default
     factors = torch.tensor([[2.0], [3.0]])
     torch.testing.assert_close(value(both, "body_inertia", names)[0], factors * model)
     # drawn at different times, and in other envs, the two stay apart
-    env = make(of_rover(BODY, mass=draw(0.5, 2.0, setup_only=True), inertia=draw(0.5, 2.0)), episode_length=3)
+    env = make(rover_params(BODY, mass=draw(0.5, 2.0, setup_only=True), inertia=draw(0.5, 2.0)), episode_length=3)
     env.reset()
     mass = value(env, "body_mass", names)
     for _ in range(3):
@@ -210,7 +210,7 @@ def test_inertia_follows_mass_and_has_its_own_factor():
         assert (ratio > 0.5 - 1e-5).all() and (ratio < 2.0 + 1e-5).all() and ratio[:, 0, 0].unique().numel() == NUM
 
 
-def test_gravity_of_each_env():
+def test_gravity_is_per_env():
     env = make({"sim_params": {"gravity": draw(0.0, 0.4, "additive", "gaussian")}})
     env.reset()
     before = env.task.robot.root_lin_vel.clone()
@@ -219,7 +219,7 @@ def test_gravity_of_each_env():
     torch.testing.assert_close(fallen, 0.02 * value(env, "gravity", actor=None), atol=2e-4, rtol=0.0)
 
 
-def test_the_ground_is_an_actor_with_shapes_only():
+def test_ground_actor_has_only_shapes():
     env = make({"actor_params": {"ground": {SHAPE: {"friction": TWICE}}}})
     torch.testing.assert_close(value(env, "geom_friction", actor="ground")[0, 0], torch.tensor([1.0, 0.03, 0.003]))
     with pytest.raises(ConfigError, match=r"unknown key 'task\.randomization_params\.actor_params\.ground\.dof_prop"):
@@ -228,7 +228,7 @@ def test_the_ground_is_an_actor_with_shapes_only():
 
 def test_draws_stay_within_physical_limits():
     wild = draw(0.0, 30.0, "additive", "gaussian")
-    params = of_rover(DOF, lower=wild, upper=wild, damping=wild, friction=wild)
+    params = rover_params(DOF, lower=wild, upper=wild, damping=wild, friction=wild)
     params["actor_params"]["rover"] |= {BODY: {"mass": wild}, SHAPE: {"friction": wild}}
     env = make(params, num_envs=50)
     env.reset()
@@ -253,8 +253,8 @@ def test_draws_stay_within_physical_limits():
         (draw(0.5, 0.3, "additive", "gaussian"), 2.5, 0.3),
     ],
 )
-def test_distributions(drawn, mean, std):
-    env = make(of_rover(BODY, mass={**drawn, "names": ["hull", "tip"]}), num_envs=4000)
+def test_draws_follow_their_distribution(drawn, mean, std):
+    env = make(rover_params(BODY, mass={**drawn, "names": ["hull", "tip"]}), num_envs=4000)
     hull, tip = value(env, "body_mass", ["hull", "tip"]).unbind(dim=1)
     assert hull.mean().item() == pytest.approx(mean, abs=4 * std / math.sqrt(4000))
     assert hull.std().item() == pytest.approx(std, rel=0.06)
@@ -262,8 +262,8 @@ def test_distributions(drawn, mean, std):
     assert hull.unique().numel() > 3900, "each env has a draw of its own"
 
 
-def test_when_properties_are_drawn():
-    params = of_rover(
+def test_setup_reset_and_interval_draws_occur_on_time():
+    params = rover_params(
         BODY,
         mass=draw(0.5, 1.5, setup_only=True),
         com=draw(-0.01, 0.01, "additive"),
@@ -285,8 +285,8 @@ def test_when_properties_are_drawn():
     assert (intervals == 4).all()
 
 
-def test_frequency_is_the_least_number_of_steps_between_two_draws():
-    params = {"frequency": 25, **of_rover(BODY, mass=draw(0.5, 1.5))}
+def test_frequency_is_the_minimum_steps_between_draws():
+    params = {"frequency": 25, **rover_params(BODY, mass=draw(0.5, 1.5))}
     env = make(params, episode_length=10)
     env.reset()
     seen = [value(env, "body_mass", ["hull"])[0].item()]
@@ -297,9 +297,9 @@ def test_frequency_is_the_least_number_of_steps_between_two_draws():
     assert changes == [30, 60], "at the first reset after 25 steps, and so on"
 
 
-def test_a_property_that_is_drawn_once_has_full_strength():
+def test_setup_only_draw_ignores_the_schedule():
     # IsaacGymEnvs' own files have both keys; there the schedule begins at strength 0, which removes the draw.
-    env = make(of_rover(BODY, mass=draw(2.0, 2.0, setup_only=True, schedule="linear", schedule_steps=1000)))
+    env = make(rover_params(BODY, mass=draw(2.0, 2.0, setup_only=True, schedule="linear", schedule_steps=1000)))
     env.reset()
     assert value(env, "body_mass", ["hull"])[0].item() == pytest.approx(4.0)
 
@@ -307,9 +307,9 @@ def test_a_property_that_is_drawn_once_has_full_strength():
 @pytest.mark.parametrize(
     ("schedule", "strengths"), [("linear", [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]), ("constant", [0, 0, 0, 0, 1, 1])]
 )
-def test_schedules_count_control_steps(schedule, strengths):
+def test_schedule_counts_control_steps(schedule, strengths):
     ramp = {"schedule": schedule, "schedule_steps": 20}
-    params = of_rover(BODY, mass=draw(2.0, 2.0, **ramp))
+    params = rover_params(BODY, mass=draw(2.0, 2.0, **ramp))
     params["observations"] = draw(0.5, 0.5, "additive", **ramp)
     params["actions"] = draw(0.4, 0.4, **ramp)
     env = make(params, episode_length=5)
@@ -327,7 +327,7 @@ def test_schedules_count_control_steps(schedule, strengths):
 # Noise and latency
 
 
-def test_correlated_noise_stays_for_an_episode():
+def test_correlated_noise_is_constant_in_an_episode():
     spec = draw(0.0, 0.0, "additive", range_correlated=[-1.0, 1.0])
     env = make({"observations": spec, "actions": spec}, num_envs=200, episode_length=5, clip_actions=9.0)
     noises, acted = [env.reset()["policy"] - env.task.observe()["policy"]], []
@@ -344,7 +344,7 @@ def test_correlated_noise_stays_for_an_episode():
         assert one.abs().max() <= 1.0 and one.std().item() == pytest.approx(1 / math.sqrt(3), rel=0.05)
 
 
-def test_clipping_comes_after_the_noise():
+def test_clipping_is_applied_after_noise():
     params = {"observations": draw(9.0, 9.0, "additive"), "actions": draw(0.7, 0.7, "additive")}
     env = make(params, clip_observations=1.5, clip_actions=1.0)
     assert (env.reset()["policy"] == 1.5).all()
@@ -354,7 +354,7 @@ def test_clipping_comes_after_the_noise():
     assert (env.task.actions == 0.5).all(), "the task sees what the policy chose"
 
 
-def test_actions_are_delayed_by_steps_drawn_per_episode():
+def test_action_latency_is_drawn_per_episode():
     env = make({"latency": {"range": [1, 3]}}, num_envs=60, episode_length=12)
     env.reset()
     delays = []
@@ -379,7 +379,7 @@ def test_actions_are_delayed_by_steps_drawn_per_episode():
 # Pushes
 
 
-def pushed(spec: dict[str, Any], count: int = 60, **changes: Any) -> tuple[VecEnv, Tensor]:
+def push_velocities(spec: dict[str, Any], count: int = 60, **changes: Any) -> tuple[VecEnv, Tensor]:
     """Changes of the floating crate's velocity in each step, [steps, envs, 3]."""
     env = make({"actor_params": {"crate": {"pushes": spec}}}, **{"num_envs": 100, "episode_length": 1000, **changes})
     env.reset()
@@ -392,8 +392,8 @@ def pushed(spec: dict[str, Any], count: int = 60, **changes: Any) -> tuple[VecEn
     return env, torch.stack(found)
 
 
-def test_pushes_change_the_horizontal_velocity_at_random_moments():
-    _, change = pushed({"interval_s": [0.1, 0.3], "velocity": [0.5, 1.0]})
+def test_pushes_change_horizontal_velocity_at_random_times():
+    _, change = push_velocities({"interval_s": [0.1, 0.3], "velocity": [0.5, 1.0]})
     speed = change.norm(dim=-1)
     push = speed > 0.4
     assert (speed[push] < 1.0 + 1e-3).all() and (speed[push] > 0.5 - 1e-3).all() and (speed[~push] < 1e-3).all()
@@ -407,9 +407,9 @@ def test_pushes_change_the_horizontal_velocity_at_random_moments():
         assert gaps.min() >= 5 and gaps.max() <= 15 and moments[0] < 15
 
 
-def test_pushes_by_force_act_for_their_time_and_leave_the_tasks_own_forces():
+def test_force_pushes_last_their_duration_and_keep_task_forces():
     spec = {"interval_s": [0.4, 0.4], "force": [3.0, 3.0], "duration_s": 0.1, "bodies": ["crate"]}
-    env, change = pushed(spec, num_envs=40)
+    env, change = push_velocities(spec, num_envs=40)
     acceleration = change / env.task.dt  # of 1 kg, which the task's own force carries
     size = acceleration.norm(dim=-1)
     push = size > 1.0
@@ -424,17 +424,17 @@ def test_pushes_by_force_act_for_their_time_and_leave_the_tasks_own_forces():
     torch.testing.assert_close(env.task.box.wrench[:, 0, :3], torch.tensor([0.0, 0.0, 9.81]).expand(40, 3))
 
 
-def test_a_reset_ends_a_push():
+def test_reset_ends_a_push():
     spec = {"interval_s": [0.06, 0.06], "force": [5.0, 5.0], "duration_s": 10.0, "bodies": ["crate"]}
-    _, change = pushed(spec, count=12, episode_length=6, num_envs=4)
+    _, change = push_velocities(spec, count=12, episode_length=6, num_envs=4)
     pushes = change.norm(dim=-1)[:, 0] > 0.05  # 5 N on 1 kg for 0.02 s
     assert pushes[:5].tolist() == [False, False, True, True, True]
     assert pushes[6:11].tolist() == [False, False, True, True, True]
 
 
-def test_pushes_follow_a_schedule():
+def test_pushes_follow_their_schedule():
     spec = {"interval_s": [0.02, 0.02], "velocity": [1.0, 1.0], "schedule": "linear", "schedule_steps": 40}
-    _, change = pushed(spec, count=50)
+    _, change = push_velocities(spec, count=50)
     expected = (torch.arange(50) / 40).clamp(max=1.0)
     torch.testing.assert_close(change.norm(dim=-1).mean(dim=1), expected, atol=5e-3, rtol=0.0)
 
@@ -442,7 +442,7 @@ def test_pushes_follow_a_schedule():
 # What it must not change
 
 
-def everything() -> dict[str, Any]:
+def all_features() -> dict[str, Any]:
     """Every feature of the schema, for the rover."""
     noise = {"range_correlated": [0.0, 0.05], "schedule": "linear", "schedule_steps": 30}
     return {
@@ -475,16 +475,16 @@ def everything() -> dict[str, Any]:
     }
 
 
-def test_without_randomize_there_is_no_randomizer():
-    plain, off = make(None), make(None, randomization_params=everything())
+def test_randomize_false_creates_no_randomizer():
+    plain, off = make(None), make(None, randomization_params=all_features())
     assert plain.randomizer is None and off.randomizer is None
     assert differences(plain.reset(), off.reset()) == []
     assert differences(saved(plain.state_dict()), saved(off.state_dict())) == []
     assert "randomizer" not in saved(off.state_dict())
 
 
-def test_draws_are_separate_from_the_tasks_random_numbers():
-    quiet, noisy = make(None), make(everything())
+def test_randomization_leaves_the_tasks_random_stream_unchanged():
+    quiet, noisy = make(None), make(all_features())
     quiet.reset()
     noisy.reset()
     for _ in range(25):
@@ -495,16 +495,16 @@ def test_draws_are_separate_from_the_tasks_random_numbers():
         assert torch.equal(one.done, two.done)
 
 
-def test_an_env_does_not_depend_on_how_many_there_are():
-    few, many = make(everything(), num_envs=3), make(everything(), num_envs=20)
+def test_env_draws_do_not_depend_on_the_number_of_envs():
+    few, many = make(all_features(), num_envs=3), make(all_features(), num_envs=20)
     few.reset()
     many.reset()
     for one, two in zip(steps(few, 25), steps(many, 25), strict=True):
         assert torch.equal(one.obs["policy"], two.obs["policy"][:3])
 
 
-def test_everything_is_saved_and_continues_bit_for_bit():
-    env, other = make(everything(), episode_length=12), make(everything(), episode_length=12, seed=8)
+def test_randomized_env_resumes_bit_for_bit():
+    env, other = make(all_features(), episode_length=12), make(all_features(), episode_length=12, seed=8)
     env.reset()
     other.reset()
     steps(env, 17, action=0.3)
@@ -518,8 +518,8 @@ def test_everything_is_saved_and_continues_bit_for_bit():
     assert differences(saved(env.state_dict()), saved(other.state_dict())) == []
 
 
-def test_a_run_that_was_not_randomised_can_resume_randomised():
-    plain, noisy = make(None), make(everything())
+def test_unrandomized_run_can_resume_randomized():
+    plain, noisy = make(None), make(all_features())
     plain.reset()
     noisy.reset()
     steps(plain, 3)
@@ -557,7 +557,7 @@ def test_begin_from_continues_schedules():
     torch.testing.assert_close(new._obs["policy"], clean + 2.5)
 
 
-def test_new_settings_are_drawn_again_at_a_resume_and_schedules_continue():
+def test_resume_draws_new_settings_and_continues_schedules():
     old = make(ramped())
     old.reset()
     steps(old, 50)
@@ -573,13 +573,13 @@ def test_new_settings_are_drawn_again_at_a_resume_and_schedules_continue():
     steps(new, 5)
 
 
-def test_no_step_waits_for_the_device():
-    env: Any = make(everything(), episode_length=6)
+def test_randomized_step_does_not_synchronise():
+    env: Any = make(all_features(), episode_length=6)
     env.reset()
     steps(env, 3)
     syncs = SyncCounter()
 
-    def quietly(call: Any) -> Any:
+    def uncounted(call: Any) -> Any:
         def paused(*args: Any) -> None:
             with syncs.pause():  # physics on the host
                 call(*args)
@@ -587,14 +587,14 @@ def test_no_step_waits_for_the_device():
         return paused
 
     for method in ("step", "reset", "refresh"):
-        setattr(env.sim, method, quietly(getattr(env.sim, method)))
+        setattr(env.sim, method, uncounted(getattr(env.sim, method)))
     with syncs:
         steps(env, 10)
     assert syncs.total == 0, syncs.locations
 
 
-def test_tensors_keep_their_addresses():
-    env = make(everything(), episode_length=6)
+def test_randomizer_tensors_keep_their_addresses():
+    env = make(all_features(), episode_length=6)
     env.reset()
     owners = {"randomizer": env.randomizer, "sensors": env._groups.sensors}
 
@@ -629,7 +629,7 @@ ZERO = {"Ant": ["ant.dof_properties.stiffness"], "ShadowHand": ["hand.tendon_pro
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_the_sections_of_isaacgymenvs_tasks_work_except_what_mujoco_lacks(name, caplog):
+def test_isaacgymenvs_sections_work_except_unsupported_ones(name, caplog):
     params = copy.deepcopy(THEIRS[name])
 
     def made() -> VecEnv:
@@ -663,7 +663,7 @@ def watched_cartpole(params: dict[str, Any]) -> VecEnv:
 
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("name", PICTURES)
-def test_cameras_lights_and_materials_differ(name: str):
+def test_picture_params_are_drawn_per_env(name: str):
     drawn = draw(0.3, 0.9) if name in ("cam_fovy", "mat_rgba") else draw(0.05, 0.5, "additive")
     env = watched_cartpole({"picture_params": {name: drawn}})
     env.reset()
@@ -680,7 +680,7 @@ def test_cameras_lights_and_materials_differ(name: str):
 
 
 @pytest.mark.usefixtures("watched")
-def test_invalid_picture_params_are_refused():
+def test_invalid_picture_params_are_rejected():
     drawn = draw(0.1, 0.2, "additive")
     with pytest.raises(ConfigError, match=r"picture_params\.cam_pos: .*'nwo'.* Did you mean"):
         watched_cartpole({"picture_params": {"cam_pos": {**drawn, "names": ["nwo"]}}})
@@ -693,7 +693,7 @@ def test_invalid_picture_params_are_refused():
 PUSH = {"interval_s": [1, 2], "force": [0, 1]}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"frequency": 600}, "nothing to randomise"),
-    (of_rover(DOF, stiffness=draw(1, 2, names=["motor"])), "nothing to randomise"),
+    (rover_params(DOF, stiffness=draw(1, 2, names=["motor"])), "nothing to randomise"),
     ({"observation": TWICE}, "Did you mean 'observations'?"),
     ({"frequency": 0}, "task.randomization_params.frequency: expected a positive int"),
     ({"observations": {**TWICE, "rnge": 1}}, "observations.range'?"),
@@ -708,12 +708,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sim_params": {"gravty": TWICE}}, "Did you mean 'gravity'?"),
     ({"actor_params": {"rovr": {}}}, "actor_params.rovr: the scene has no 'rovr'. Did you mean 'rover'?"),
     ({"actor_params": {"rover": {"scale": TWICE}}}, "rover.scale: bodies cannot change their size"),
-    (of_rover(DOF, dampng=TWICE), "actor_params.rover.dof_properties.dampng'. Did you mean 'damping'?"),
-    (of_rover(DOF, damping=draw(1, 2, names=["moter"])), "'rover' has no joint 'moter'. Did you mean 'motor'?"),
-    (of_rover(BODY, mass=draw(1, 2, names=["hul"])), "has no body with mass 'hul'. Did you mean 'hull'?"),
-    (of_rover(BODY, mass=draw(1, 2, names=["hull", "hull"])), "a list of different names or null, got ["),
-    (of_rover(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits"),
-    (of_rover(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "mass: setup_only and interval_s"),
+    (rover_params(DOF, dampng=TWICE), "actor_params.rover.dof_properties.dampng'. Did you mean 'damping'?"),
+    (rover_params(DOF, damping=draw(1, 2, names=["moter"])), "'rover' has no joint 'moter'. Did you mean 'motor'?"),
+    (rover_params(BODY, mass=draw(1, 2, names=["hul"])), "has no body with mass 'hul'. Did you mean 'hull'?"),
+    (rover_params(BODY, mass=draw(1, 2, names=["hull", "hull"])), "a list of different names or null, got ["),
+    (rover_params(DOF, lower=draw(1, 2, names=["motor"])), "'motor' has no limits"),
+    (rover_params(BODY, mass={**TWICE, "setup_only": True, "interval_s": 1.0}), "mass: setup_only and interval_s"),
     ({"actor_params": {"crate": {DOF: {"damping": MORE}}}}, "dof_properties.damping: 'crate' has no joints"),
     ({"actor_params": {"rover": {"pushes": {"interval_s": [1, 2]}}}}, "pushes: expected either velocity"),
     ({"actor_params": {"rover": {"pushes": {**PUSH, "bodies": ["hul"]}}}}, "pushes: 'rover' has no body 'hul'"),
@@ -721,7 +721,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("params", "words"), WRONG, ids=[words[:50] for _, words in WRONG])
-def test_mistakes_are_refused(params, words):
+def test_invalid_randomization_is_rejected_in_one_line(params, words):
     with pytest.raises(ConfigError) as info:
         make(params)
     assert words in str(info.value) and "\n" not in str(info.value)
@@ -734,7 +734,7 @@ def test_mistakes_are_refused(params, words):
         ({"force": [0, 1], "bodies": ["rail"]}, r"'rail' of 'cartpole' is fixed to the world"),
     ],
 )
-def test_what_is_fixed_cannot_be_pushed(pushes, words):
+def test_pushes_of_fixed_bodies_are_rejected(pushes, words):
     params = {"actor_params": {"cartpole": {"pushes": {"interval_s": [1, 2], **pushes}}}}
     with pytest.raises(ConfigError, match=rf"cartpole\.pushes: {words}"):
         class_env("Cartpole", 1, randomize=True, randomization_params=params)
@@ -748,7 +748,7 @@ def blocks(document: str, language: str) -> list[str]:
     return [part.partition("\n```")[0] for part in text.split(f"```{language}\n")[1:]]
 
 
-def test_the_yaml_of_the_page_builds_on_a_task(tmp_path):
+def test_documented_yaml_extends_a_task(tmp_path):
     (text,) = blocks("randomization.md", "yaml")
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "AntRandom.yaml").write_text(text)
@@ -762,7 +762,7 @@ def test_the_yaml_of_the_page_builds_on_a_task(tmp_path):
 
 
 @pytest.mark.parametrize("sim", ["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
-def test_the_examples_of_the_page_run(sim):
+def test_documented_examples_run(sim):
     sections = [yaml.safe_load(text)["task"] for text in blocks("randomization.md", "yaml")]
     command = [line for line in blocks("randomization.md", "bash")[0].splitlines() if line.startswith("python train")]
     sections += [compose(shlex.split(line)[2:])["task"] for line in command]

@@ -166,7 +166,7 @@ def same(a: Step, b: Step, which: Tensor | slice = slice(None)) -> bool:
 # Episodes
 
 
-def test_auto_reset_in_the_same_step() -> None:
+def test_done_envs_reset_in_the_same_step() -> None:
     env = make()
     steps = run(env, actions(60))
     done = torch.stack([s.done for s in steps])
@@ -189,7 +189,7 @@ def test_auto_reset_in_the_same_step() -> None:
             torch.testing.assert_close(x[:, 6], tip_z, rtol=0, atol=1e-5)
 
 
-def test_the_time_limit_truncates() -> None:
+def test_time_limit_truncates() -> None:
     env = make(limit=1e9, episode_length=7)
     for t, step in enumerate(run(env, actions(21)), start=1):
         assert not step.terminated.any() and not step.diverged.any() and not step.incomplete.any()
@@ -197,7 +197,7 @@ def test_the_time_limit_truncates() -> None:
         assert torch.equal(step.done, step.truncated)
 
 
-def test_a_failure_at_the_time_limit_is_a_termination() -> None:
+def test_failure_at_the_time_limit_is_a_termination() -> None:
     class Falls(Cart):
         def terminated(self) -> Tensor:
             return torch.ones(self.num_envs, dtype=torch.bool)
@@ -206,7 +206,7 @@ def test_a_failure_at_the_time_limit_is_a_termination() -> None:
     assert step.terminated.all() and step.done.all() and not step.truncated.any()
 
 
-def test_staggered_starts() -> None:
+def test_staggered_starts_spread_over_the_time_limit() -> None:
     env = make(num_envs=400, limit=1e9, randomize_episode_start=True, episode_length=20)
     env.reset()
     assert env.progress.min() == 0 and env.progress.max() == 19
@@ -222,7 +222,7 @@ def test_staggered_starts() -> None:
         assert torch.equal(env.staggered, left > t)
 
 
-def test_a_staggered_episode_that_fails_is_not_incomplete() -> None:
+def test_failed_staggered_episode_is_not_incomplete() -> None:
     # its return counts: the policy failed, not the time limit
     env = make(limit=0.2, randomize_episode_start=True, episode_length=1000)
     steps = run(env, actions(60, scale=5.0))
@@ -230,7 +230,7 @@ def test_a_staggered_episode_that_fails_is_not_incomplete() -> None:
     assert not any((s.incomplete & s.terminated).any() for s in steps)
 
 
-def test_order_of_the_hooks() -> None:
+def test_task_hooks_are_called_in_order() -> None:
     calls: list[str] = []
 
     class Recorded(Cart):
@@ -255,7 +255,7 @@ def test_order_of_the_hooks() -> None:
     assert decimation == [4] and env.task.dt == pytest.approx(0.02)
 
 
-def test_body_poses_follow_what_advance_sets_after_the_resets() -> None:
+def test_body_poses_follow_state_set_in_advance() -> None:
     class Lifted(Box):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -290,7 +290,7 @@ def test_reset_hooks_start_from_the_default_state() -> None:
         assert ((pos - default).abs() <= 0.1 + 1e-6).all()
 
 
-def test_a_returned_step_never_changes() -> None:
+def test_returned_step_is_never_overwritten() -> None:
     class Views(Cart):  # returns views of the simulator's memory
         def observe(self) -> Tensor:
             return self.robot.joint_pos
@@ -311,7 +311,7 @@ def test_a_returned_step_never_changes() -> None:
 # Clipping
 
 
-def test_actions_are_clipped() -> None:
+def test_actions_are_clipped_without_changing_the_input() -> None:
     seen: list[Tensor] = []
 
     class Recorded(Cart):
@@ -341,7 +341,7 @@ def inject(env: VecEnv, env_id: int, value: float = math.nan) -> None:
 
 
 @pytest.mark.parametrize(("task", "value"), [(Cart, math.nan), (Box, math.inf), (Box, 1e9)])
-def test_a_diverged_env_is_masked_out_and_reset(task: type[Task], value: float) -> None:
+def test_diverged_env_is_masked_and_reset(task: type[Task], value: float) -> None:
     pushes = actions(20)
     bad, clean = make(task), make(task)
     bad.reset()
@@ -381,7 +381,7 @@ def make_on(sim: str, task: type[Task] = Cart, **changes: Any) -> VecEnv:
 @pytest.mark.parametrize(
     ("sim", "value"), [("mujoco", math.nan), ("mujoco", -math.inf), ("mjwarp", math.inf), ("newton", math.nan)]
 )
-def test_an_action_that_is_not_finite_is_a_divergence_of_its_env(sim: str, value: float) -> None:
+def test_non_finite_action_marks_its_env_as_diverged(sim: str, value: float) -> None:
     bad, clean = make_on(sim), make_on(sim)
     bad.reset()
     clean.reset()
@@ -428,7 +428,7 @@ class BadForce(BadControl):
 @pytest.mark.parametrize(
     ("sim", "task"), [("mujoco", BadControl), ("mujoco", BadForce), ("mjwarp", BadForce), ("newton", BadControl)]
 )
-def test_a_control_that_is_not_finite_is_a_divergence_on_every_simulator(
+def test_non_finite_control_marks_its_env_as_diverged(
     sim: str, task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -445,7 +445,7 @@ def test_a_control_that_is_not_finite_is_a_divergence_on_every_simulator(
     assert list(tmp_path.iterdir()) == [], "MuJoCo writes no log file"
 
 
-def test_check_names_an_action_and_a_control_that_are_not_finite() -> None:
+def test_check_reports_non_finite_actions_and_controls() -> None:
     env = make(check=True)
     env.reset()
     push = torch.zeros(6, 1)
@@ -462,7 +462,7 @@ def test_check_names_an_action_and_a_control_that_are_not_finite() -> None:
 
 
 @pytest.mark.parametrize("limit", [5.0, None])
-def test_an_infinite_observation_is_not_hidden_by_clipping(limit: float | None) -> None:
+def test_clipping_keeps_infinite_observations_visible(limit: float | None) -> None:
     class Infinite(Cart):
         infinite = False
 
@@ -478,7 +478,7 @@ def test_an_infinite_observation_is_not_hidden_by_clipping(limit: float | None) 
         assert obs.isfinite().all(dim=1).tolist() == [env_id != 3 for env_id in range(6)]
 
 
-def test_clipping_changes_no_bit_of_what_is_finite() -> None:
+def test_clipping_keeps_finite_values_bit_for_bit() -> None:
     values = torch.tensor([-0.0, 0.0, -1e-40, 1e-40, -3e38, 3e38, 0.25, -0.25, 7.0, -7.0])
 
     class Fixed(Cart):
@@ -493,7 +493,7 @@ def test_clipping_changes_no_bit_of_what_is_finite() -> None:
 # State
 
 
-def test_state_of_a_task_holds_every_tensor() -> None:
+def test_state_dict_holds_every_tensor_of_the_task() -> None:
     class Keeps(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -518,7 +518,7 @@ def test_state_of_a_task_holds_every_tensor() -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept(one), kept(other), strict=True))
 
 
-def test_constants_of_the_new_configuration_survive_a_load() -> None:
+def test_load_keeps_constants_of_the_new_configuration() -> None:
     class Commanded(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -541,7 +541,7 @@ def test_constants_of_the_new_configuration_survive_a_load() -> None:
     assert tasks[1].back == 0.0, "what has come back to its first value is restored too"
 
 
-def test_state_is_a_snapshot() -> None:
+def test_state_dict_is_a_snapshot() -> None:
     env = make(Box)
     run(env, actions(5))
     state = env.state_dict()
@@ -558,7 +558,7 @@ def test_state_is_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize("num_envs", [4, 6])
-def test_begin_from_takes_the_training_progress_of_another_run(num_envs: int) -> None:
+def test_begin_from_copies_training_progress(num_envs: int) -> None:
     class School(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -586,8 +586,8 @@ def test_begin_from_takes_the_training_progress_of_another_run(num_envs: int) ->
     assert new.staggered.all() and task.progress.unique().numel() > 1, "episodes begin as in a new run"
     assert not torch.equal(task.random.state_dict()["key"], random["key"]), "random numbers are its own, and new"
     assert torch.equal(obs["policy"], new._observe()["policy"])
-    run_on = new.step(torch.zeros(num_envs, 1))
-    assert run_on.obs["policy"].isfinite().all() and task.steps == 9
+    after = new.step(torch.zeros(num_envs, 1))
+    assert after.obs["policy"].isfinite().all() and task.steps == 9
 
 
 # Broken tasks: one line that names the task, the hook, the expected and the actual value
@@ -621,7 +621,7 @@ BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("hook", "result", "words"), BROKEN)
-def test_invalid_hooks_are_named(hook: str, result: Callable[[Any], Any], words: list[str]) -> None:
+def test_invalid_hook_result_is_reported_in_one_line(hook: str, result: Callable[[Any], Any], words: list[str]) -> None:
     broken = type("Broken", (Cart,), {hook.partition("(")[0]: result})
     with pytest.raises(TaskError) as error:
         make(broken).reset()
@@ -631,7 +631,7 @@ def test_invalid_hooks_are_named(hook: str, result: Callable[[Any], Any], words:
 
 
 @pytest.mark.parametrize("number", [None, 0])
-def test_missing_num_actions_is_refused(number: int | None) -> None:
+def test_missing_num_actions_is_rejected(number: int | None) -> None:
     class Broken(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -641,7 +641,7 @@ def test_missing_num_actions_is_refused(number: int | None) -> None:
         make(Broken)
 
 
-def test_an_observation_that_changes_its_size_is_refused() -> None:
+def test_observation_of_changing_size_is_rejected() -> None:
     class Grows(Cart):
         def observe(self) -> Tensor:
             size = 2 if (self.robot.joint_pos.abs() < 0.15).all() else 1
@@ -652,7 +652,7 @@ def test_an_observation_that_changes_its_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize("hook", ["observe", "rewards"])
-def test_check_finds_a_bad_value_in_the_step_that_made_it(hook: str) -> None:
+def test_check_reports_a_nan_in_the_step_that_made_it(hook: str) -> None:
     class Later(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -681,7 +681,7 @@ def test_check_finds_a_bad_value_in_the_step_that_made_it(hook: str) -> None:
     run(make(Later), actions(6))  # without `check` there is no error
 
 
-def test_actions_of_the_wrong_shape_are_refused() -> None:
+def test_actions_of_wrong_shape_are_rejected() -> None:
     env = make()
     env.reset()
     for shape in ((6, 2), (5, 1)):
