@@ -22,7 +22,7 @@ from helpers.checkpoints import PAYLOAD, sealed
 from helpers.raised import raises
 
 
-def test_round_trip_is_exact(tmp_path):
+def test_checkpoint_round_trip_is_exact(tmp_path):
     save(tmp_path / "last.pt", PAYLOAD)
     loaded = load(tmp_path / "last.pt")
     assert loaded["format"] == FORMAT and loaded["gpusim_rl"]
@@ -41,7 +41,7 @@ def test_round_trip_is_exact(tmp_path):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_can_be_saved_can_be_read(tmp_path, value):
+def test_supported_values_round_trip(tmp_path, value):
     save(tmp_path / "last.pt", {"value": [value]})
     assert load(tmp_path / "last.pt")["value"] == [value]
 
@@ -55,7 +55,7 @@ def test_what_can_be_saved_can_be_read(tmp_path, value):
         ({"w": torch.zeros(1, dtype=torch.uint16)}, r"torch\.uint16 at w\. Try torch\.int32"),
     ],
 )
-def test_what_cannot_be_read_again_is_not_saved(tmp_path, value, words):
+def test_unsupported_values_are_not_saved(tmp_path, value, words):
     save(tmp_path / "last.pt", PAYLOAD)
     with pytest.raises(ConfigError, match=words):
         save(tmp_path / "last.pt", value)
@@ -87,7 +87,7 @@ def foreign_files(tmp_path: Path):
     return [*sorted(tmp_path.glob("*.pt")), tmp_path / "missing.pt", Path("/proc/self/mem")]  # the last has no end
 
 
-def test_foreign_damaged_and_missing_files_are_refused_in_one_line(tmp_path, monkeypatch):
+def test_invalid_checkpoint_files_are_rejected_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in foreign_files(tmp_path):
         with pytest.raises(ConfigError) as error:
@@ -98,7 +98,7 @@ def test_foreign_damaged_and_missing_files_are_refused_in_one_line(tmp_path, mon
 
 
 @pytest.mark.parametrize("version", [1, 99])
-def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
+def test_other_format_shows_the_version_that_wrote_it(tmp_path, version):
     archive = io.BytesIO()
     torch.save({"gpusim_rl": "9.8.7", "format": version}, archive)
     sealed(tmp_path / "other.pt", archive.getvalue())
@@ -106,7 +106,7 @@ def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
         load(tmp_path / "other.pt")
 
 
-def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
+def test_damaged_checkpoint_names_newest_good_one(tmp_path):
     for name in ("000001.pt", "000002.pt", "000003.pt", "last.pt"):
         save(tmp_path / name, PAYLOAD)
         os.utime(tmp_path / name, ns=(0, int(name == "000001.pt")))
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
         load(tmp_path / "last.pt")
 
 
-def test_an_archive_behind_another_format_is_no_checkpoint(tmp_path: Path) -> None:
+def test_archive_after_a_pickle_is_rejected(tmp_path: Path) -> None:
     """torch reads the front of such a file, zipfile its end."""
     archive = io.BytesIO()
     torch.save({"format": FORMAT}, archive)
@@ -129,7 +129,7 @@ def test_an_archive_behind_another_format_is_no_checkpoint(tmp_path: Path) -> No
         load(tmp_path / "x.pt")
 
 
-def test_a_key_whose_hash_takes_for_ever_is_found_before_it_is_made(tmp_path: Path) -> None:
+def test_exponentially_nested_key_is_rejected_quickly(tmp_path: Path) -> None:
     doubled = b"".join(b"q%ch%c\x86" % (count, count) for count in range(60))  # x = (x, x)
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
@@ -139,7 +139,7 @@ def test_a_key_whose_hash_takes_for_ever_is_found_before_it_is_made(tmp_path: Pa
         load(tmp_path / "x.pt")
 
 
-def test_what_is_checked_is_what_is_read(tmp_path: Path, monkeypatch) -> None:
+def test_file_swapped_during_load_is_never_read(tmp_path: Path, monkeypatch) -> None:
     """Another process writes to the file, or puts another one in its place, after each of the checks."""
     path, other = tmp_path / "last.pt", tmp_path / "other.pt"
     for swap in (lambda: path.write_bytes(other.read_bytes()), lambda: other.replace(path)):
@@ -163,7 +163,7 @@ def test_what_is_checked_is_what_is_read(tmp_path: Path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("problem", ["damaged", "is no archive of torch"])
-def test_a_file_with_holes_takes_no_memory(tmp_path: Path, monkeypatch, problem) -> None:
+def test_sparse_file_takes_no_memory(tmp_path: Path, monkeypatch, problem) -> None:
     size = 1 << 27
     monkeypatch.setattr(checkpoint_file, "_in_memory", io.BytesIO)  # which is counted
     with (tmp_path / "x.pt").open("wb") as file:
@@ -179,7 +179,7 @@ def test_a_file_with_holes_takes_no_memory(tmp_path: Path, monkeypatch, problem)
     assert peak < 1 << 24
 
 
-def test_other_threads_run_while_a_checkpoint_is_read(tmp_path: Path, monkeypatch) -> None:
+def test_checkpoint_is_read_without_holding_the_gil(tmp_path: Path, monkeypatch) -> None:
     """A file is read without Python's lock, a BytesIO with it: then one of several processes gives no sign of life."""
     save(tmp_path / "x.pt", PAYLOAD)
     read, numbers = torch.load, []

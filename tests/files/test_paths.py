@@ -31,13 +31,13 @@ def message(info: pytest.ExceptionInfo[BaseException]) -> str:
         "runs/Cartpole/latest/checkpoints/last.pt",
     ],
 )
-def test_a_run_has_many_names(run_dir, name):
+def test_run_is_found_by_every_name(run_dir, name):
     found = paths.find_checkpoint(name)
     assert found.file.resolve() == run_dir / "checkpoints" / "last.pt"
     assert found.run_dir is not None and found.run_dir.resolve() == run_dir
 
 
-def test_a_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
+def test_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
     copy = tmp_path / "mine.pt"
     copy.write_bytes(b"x")
     assert paths.find_checkpoint("mine.pt").run_dir is None
@@ -54,14 +54,14 @@ def test_a_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
         ("~no-such-user/last.pt", "; expected a run folder, a .pt file or a trained task"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_says_what_is(run_dir, name, words):
+def test_missing_checkpoint_lists_available_ones(run_dir, name, words):
     with pytest.raises(ConfigError) as info:
         paths.find_checkpoint(name)
     assert words in message(info)
     assert "Ant'?" not in message(info)  # it has no run
 
 
-def test_only_runs_are_named_where_there_is_no_such_run(tmp_path, monkeypatch):
+def test_missing_run_lists_only_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ConfigError, match=r"In runs there is no run yet$"):
@@ -93,7 +93,7 @@ def crashed(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("folder", ["Cartpole", "fast"])
-def test_a_run_that_crashed_at_its_start_does_not_hide_those_that_trained(run_dir, folder, capsys):
+def test_crashed_run_does_not_hide_trained_runs(run_dir, folder, capsys):
     runs = run_dir.parents[1]
     last = crashed(runs / folder / "2026-02-01_12-00-00")
     (runs / "Cartpole" / "latest").unlink()
@@ -111,7 +111,7 @@ def test_a_run_that_crashed_at_its_start_does_not_hide_those_that_trained(run_di
     assert capsys.readouterr().err == ""
 
 
-def test_where_no_run_has_a_checkpoint_the_newest_is_named(run_dir):
+def test_newest_run_is_named_if_none_has_a_checkpoint(run_dir):
     without_checkpoints(run_dir)
     crashed(run_dir.parent / "2026-01-30_12-00-00")
     with pytest.raises(ConfigError, match=rf"{run_dir.name} \(it ended .* expected checkpoints/last\.pt, there is"):
@@ -119,7 +119,7 @@ def test_where_no_run_has_a_checkpoint_the_newest_is_named(run_dir):
     assert paths.find_run("Cartpole") == run_dir.relative_to(Path.cwd())
 
 
-def test_where_only_last_pt_is_gone_the_newest_other_checkpoint_is_named(run_dir):
+def test_missing_last_pt_suggests_the_newest_checkpoint(run_dir):
     folder = without_checkpoints(run_dir) / "checkpoints"
     shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")  # an older run, which is not taken in its place
     (run_dir.parent / "2026-01-30_12-00-00" / "checkpoints" / "last.pt").write_bytes(b"x")
@@ -131,7 +131,7 @@ def test_where_only_last_pt_is_gone_the_newest_other_checkpoint_is_named(run_dir
             paths.find_checkpoint(name)
 
 
-def test_what_is_called_latest_by_the_user_is_the_latest(run_dir):
+def test_explicit_latest_never_falls_back_to_older_runs(run_dir):
     without_checkpoints(run_dir)
     shutil.copytree(run_dir, run_dir.parent / "2026-01-30_12-00-00")
     (run_dir.parent / "2026-01-30_12-00-00" / "checkpoints" / "last.pt").write_bytes(b"x")

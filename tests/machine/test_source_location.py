@@ -9,13 +9,13 @@ import torch
 from gpusim_rl.machine.source_location import describe, short
 
 
-def test_paths_are_short():
+def test_paths_are_shortened():
     assert short(str(Path.cwd() / "tasks" / "ant.py")) == "tasks/ant.py"
     assert short("/venv/lib/python3.11/site-packages/rsl_rl/runners/runner.py") == "rsl_rl/runners/runner.py"
     assert short("/elsewhere/task.py") == "/elsewhere/task.py"
 
 
-def test_an_error_is_told_with_the_innermost_line_that_is_no_librarys():
+def test_error_shows_the_innermost_non_library_line():
     try:
         torch.zeros(2).reshape(3)  # here
     except RuntimeError as error:
@@ -25,5 +25,5 @@ def test_an_error_is_told_with_the_innermost_line_that_is_no_librarys():
     assert told == f"shape '[3]' is invalid for input of size 2 at {short(__file__)}:{line}"
 
 
-def test_an_error_without_words_or_place_is_told_by_its_type():
+def test_error_without_message_shows_its_type():
     assert describe(ValueError()) == "ValueError"
