@@ -1,4 +1,4 @@
-"""Commands, levels and curricula: masks, ranges, the interval, distributions, and what a checkpoint restores."""
+"""Tests of commands, levels and curricula: masks, ranges, intervals, distributions, checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNT = 4
 
 
 class Follow(Task[TaskConfig]):
-    """Turns a wheel at the commanded speed; an env goes up a level when its episode ends."""
+    """Wheel that follows a commanded speed; an env rises one level when its episode ends."""
 
     Config = TaskConfig
 

@@ -1,4 +1,4 @@
-"""A step on another device: the same values, in one copy."""
+"""Tests of moving a step to another device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_step(*, skipped: bool) -> Step:
 
 
 class Copies(TorchDispatchMode):
-    """Counts copies to another device."""
+    """Counter of copies to another device."""
 
     count = 0
 
@@ -42,7 +42,7 @@ class Copies(TorchDispatchMode):
 def test_step_moves_to_another_device_in_one_copy(skipped: bool) -> None:
     step = make_step(skipped=skipped)
     with Copies() as copies:
-        found = moved(step, torch.device("cpu", 0))  # not the same device as cpu, for torch
+        found = moved(step, torch.device("cpu", 0))  # torch treats cpu:0 and cpu as different devices
     assert copies.count <= 1
     for field in dataclasses.fields(Step):
         before, after = getattr(step, field.name), getattr(found, field.name)

@@ -1,4 +1,4 @@
-"""Tasks with discrete actions: indices are clamped, the task gets int64, and our algorithms learn them."""
+"""Tests of tasks with discrete actions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_out_of_range_index_is_clamped() -> None:
 
 
 def test_float_actions_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"needs indices of type torch\.int64, got torch\.float32"):
+    with pytest.raises(ValueError, match=r"torch\.int64, got torch\.float32"):
         make_env(discrete=True).step(torch.zeros(4, 1))
 
 
@@ -65,7 +65,7 @@ def test_invalid_choices_are_rejected() -> None:
 @pytest.mark.parametrize("key", ["actions", "latency"])
 def test_noise_and_latency_of_discrete_actions_are_rejected(key: str) -> None:
     params = {key: {"range": [0, 2], "operation": "additive", "distribution": "gaussian"}}
-    with pytest.raises(ConfigError, match="Cartpole has discrete actions, which cannot be noisy or late"):
+    with pytest.raises(ConfigError, match="noisy or late"):
         make_env(discrete=True, randomize=True, randomization_params=params)
 
 

@@ -1,4 +1,4 @@
-"""Noise of images: what it does to them, where it is seen, and how it goes on."""
+"""Tests of image noise: shift, brightness, clean copies, resume."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_images_shift_with_repeated_borders():
     shifts = noise.shifts["camera"].tolist()
     for found, padded, (dy, dx) in zip(noise.apply("camera", images), around, shifts, strict=True):
         assert torch.equal(found, padded[2 + dy : 8 + dy, 2 + dx : 11 + dx])
-    assert len(noise.shifts["camera"].unique(dim=0)) == 25, "each of -2 to 2 along both sides"
+    assert len(noise.shifts["camera"].unique(dim=0)) == 25, "each of -2 to 2 in both directions"
     assert noise.factors == {}
 
 
@@ -73,7 +73,7 @@ def test_brightness_scales_and_saturates_bytes():
     assert 0.5 <= min(factors) < 0.52 and 1.98 < max(factors) <= 2.0
     for found, image, factor in zip(noise.apply("camera", images), images.double(), factors, strict=True):
         exact = (image * factor).clamp(max=255.0)
-        assert (found - exact).abs().max() <= 0.5 + 1e-4, "the nearest byte"
+        assert (found - exact).abs().max() <= 0.5 + 1e-4, "not rounded to the nearest byte"
     noise.factors["camera"].fill_(1.0)
     assert torch.equal(noise.apply("camera", images), images)
     assert noise.shifts == {}
@@ -119,7 +119,7 @@ def test_terms_and_images_can_both_be_noisy(monkeypatch):
 
 
 def test_policy_acts_on_the_images_it_learns_from(tmp_path):
-    # One minibatch: its update is the first one after the rollout, and there the ratio is 1.
+    # With one epoch and one minibatch the only update uses the rollout's policy, so the ratio is 1.
     it = trainer(tmp_path, ppo={"epochs": 1, "minibatch_size": 64})
     act, seen = it.algorithm.act, []
     it.algorithm.act = lambda obs: (seen.append(obs["camera"].clone()), act(obs))[1]
@@ -176,7 +176,7 @@ def test_image_noise_neither_synchronises_nor_reallocates():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"camra": {"shift": 1}}, r"observations\.camra: .* Did you mean 'camera'"),
+        ({"camra": {"shift": 1}}, r"observations\.camra: .* mean 'camera'"),
         ({"camera": {"noise": 0.1}}, r"task\.observations\.camera\.noise"),
         ({"camera": {"shift": 12}}, r"camera\.shift: .* 12 x 20 pixels, got 12"),
         ({"camera": {"brightness": [1.2, 0.8]}}, r"camera\.brightness.* got \[1\.2, 0\.8\]"),

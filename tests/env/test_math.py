@@ -1,4 +1,4 @@
-"""Tensor maths for tasks, by hand."""
+"""Tests of tensor maths for tasks against hand-computed values."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_quat_from_uniform_is_uniform() -> None:
     torch.testing.assert_close(quat.norm(dim=-1), torch.ones(len(u), dtype=torch.float64))
     assert (quat[:, 0] >= 0).all()
     assert quat_from_uniform(torch.zeros(1, 3)).isfinite().all()
-    # A uniform rotation carries any direction to a uniform one (each coordinate is uniform in [-1, 1]) ...
+    # A uniform rotation maps any direction to a uniform one (each coordinate is uniform in [-1, 1]) ...
     for axis in torch.eye(3, dtype=torch.float64):
         for coordinate in quat_rotate(quat, axis.expand(len(u), 3)).unbind(-1):
             assert (coordinate.sort().values - torch.linspace(-1, 1, len(u), dtype=torch.float64)).abs().max() < 0.01

@@ -1,4 +1,4 @@
-"""Clips on the device: their frames at the control rate, and the choice of frames to begin in."""
+"""Tests of motion clips on the device: frames at the control rate, and start frames."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def spinning(frames: int = 61, fps: float = 30.0, rate: float = 2.0, start: float = 0.0) -> Clip:
-    """Two bodies that turn about z with `rate` [rad/s], the second 1 m ahead of the first, and two joints."""
+    """Return a clip of two joints and two bodies 1 m apart that turn about z with `rate` [rad/s]."""
     t = np.arange(frames) / fps
     angle, zeros, ones = rate * t + start, np.zeros(frames), np.ones(frames)
     arm = np.stack([np.cos(angle), np.sin(angle), zeros], axis=1)
@@ -55,7 +55,7 @@ def test_resampling_keeps_the_motion() -> None:
             np.testing.assert_allclose(value, getattr(exact, field.name), atol=1e-6 if "quat" in field.name else 4e-3)
     moved = np.diff(clip.body_pos_w, axis=0) * 50.0
     between = 0.5 * (clip.body_lin_vel_w[1:] + clip.body_lin_vel_w[:-1])
-    np.testing.assert_allclose(moved, between, atol=0.5 * 4.0 / 30.0)  # straight between two frames, at 4 m/s^2
+    np.testing.assert_allclose(moved, between, atol=0.5 * 4.0 / 30.0)  # linear between two frames, at 4 m/s^2
     assert resampled(exact, 50.0) is exact
 
 
@@ -63,13 +63,13 @@ def entries(clip: Clip) -> dict[str, np.ndarray]:
     return {field.name: np.asarray(getattr(clip, field.name)) for field in dataclasses.fields(Clip)}
 
 
-HELD = {"each twice": [2], "each three times": [3], "three and two": [3, 2], "after a first one": [1, *[2] * 500]}
+HELD = {"held-twice": [2], "held-three-times": [3], "held-three-and-two": [3, 2], "first-once": [1, *[2] * 500]}
 
 
 @pytest.mark.parametrize("rate", [25.0, 60.0])
-@pytest.mark.parametrize("kind", [*HELD, "every second velocity is 0"])
+@pytest.mark.parametrize("kind", [*HELD, "alternate-velocities-zero"])
 def test_velocities_of_held_poses_follow_the_positions(tmp_path, capsys, kind, rate) -> None:
-    """Isaac Lab's files hold each pose twice: at half of their rate all velocities were 0."""
+    """Isaac Lab's files hold each pose twice, so differences at half their rate would all be 0."""
     times = np.resize(HELD.get(kind, [1]), 60)
     true = spinning(60, 60.0 / times[1:].mean())
     held = {name: np.repeat(value, times, axis=0) for name, value in array_fields(true).items()}
@@ -194,7 +194,7 @@ def test_adaptive_starts_follow_recent_failures() -> None:
     inside = (start >= 100) & (start < 150)
     assert inside.float().mean().item() == pytest.approx(likely, abs=0.02)
     counts = torch.bincount(start[inside] - 100, minlength=50).float()
-    assert counts.min() > 0.5 * counts.mean(), "all frames of a bin are alike"
+    assert counts.min() > 0.5 * counts.mean(), "frames of a bin must be equally likely"
     for _ in range(3000):
         playhead.advance(*torch.zeros(2, 8192, dtype=torch.bool))
     assert playhead.failures[2].item() == pytest.approx(mean * (1.0 - FORGETTING) ** 3000, rel=1e-2)
@@ -234,11 +234,11 @@ def test_unsuitable_clips_are_rejected_by_name(go1, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"'clip0' at 50 Hz: 1 frames"):
         motions(spinning(2, 200.0))
     save(tmp_path / "own.npz", spinning())
-    for name, bodies, said in (
+    for name, bodies, words in (
         (str(tmp_path / "own.npz"), [], r"own\.npz: no joints FR_hip_joint, .* 2 joints swing, slide"),
-        ("go1_trott", [], r"no motion clip 'go1_trott' in .*motions\. Did you mean 'go1_trot'"),
-        ("~nosuch/x.npz", [], r"~nosuch/x\.npz: Could not determine home directory"),
-        ("../motions/go1_trot", [], r"no motion clip '\.\./motions/go1_trot' in"),
+        ("go1_trott", [], r"'go1_trott' in .*motions\. .*mean 'go1_trot'"),
+        ("~nosuch/x.npz", [], r"~nosuch/x\.npz: .*home"),
+        ("../motions/go1_trot", [], r"no motion clip '\.\./motions/go1_trot'"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=words):
             read_clips([name], go1, "robot", bodies)

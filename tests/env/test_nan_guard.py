@@ -1,4 +1,4 @@
-"""The NaN guard keeps the state and action before the first divergence, for a replay."""
+"""Tests of the NaN guard: state and action before the first divergence, and their replay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_env(task: str, num_envs: int, sim: str = "mujoco", **settings: Any) -> 
 
 
 def break_envs(env: VecEnv, *env_ids: int) -> None:
-    """Gives joints of these envs a speed that no simulator survives."""
+    """Make these envs diverge by an excessive joint speed."""
     articulation = env.sim.articulation(env.sim.scene.articulation_names[0])
     where = torch.zeros(env.num_envs, dtype=torch.bool)
     where[list(env_ids)] = True
@@ -63,7 +63,7 @@ def test_first_diverged_env_is_kept_and_replayed(sim):
 def test_dump_of_a_fixed_base_has_only_joints():
     env = make_env("Pendulum", 3)
     break_envs(env, 1)
-    while env.nan_guard.read() is None:  # it spins
+    while env.nan_guard.read() is None:  # the pendulum spins until it diverges
         env.step(torch.zeros(3, 1))
     first = env.nan_guard.read()
     assert first is not None and first["env"] == 1

@@ -1,4 +1,4 @@
-"""The random numbers of envs: distributions, independence, and reproducibility."""
+"""Tests of per-env random numbers: distributions, independence, reproducibility."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make(num_envs: int = 64, seed: int = 0) -> EnvRandom:
 
 
 def ks_distance(sample: Tensor, cdf: np.ndarray) -> float:
-    """Kolmogorov-Smirnov statistic times sqrt(n); 1.95 is exceeded once in a thousand samples."""
+    """Return the Kolmogorov-Smirnov statistic times sqrt(n); 1.95 is exceeded once in a thousand samples."""
     n = sample.numel()
     steps = np.arange(n + 1) / n
     return math.sqrt(n) * max(np.abs(cdf - steps[1:]).max(), np.abs(cdf - steps[:-1]).max())
@@ -30,7 +30,7 @@ def normal_cdf(x: np.ndarray) -> np.ndarray:
 
 
 def chi_square(observed: Tensor) -> float:
-    """Standardised: about normal with mean 0 and deviation 1 for equally likely cells."""
+    """Return the standardised chi-square statistic: about N(0, 1) for equally likely cells."""
     expected = observed.double().mean()
     statistic = ((observed - expected) ** 2 / expected).sum().item()
     freedom = observed.numel() - 1
@@ -60,7 +60,7 @@ def test_integer_distribution() -> None:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Times sqrt(n): about normal with deviation 1 if independent."""
+    """Return the correlation times sqrt(n): about N(0, 1) if independent."""
     a, b = a.double().flatten(), b.double().flatten()
     a, b = a - a.mean(), b - b.mean()
     return ((a * b).mean() / (a.std() * b.std())).item() * math.sqrt(a.numel())
@@ -71,7 +71,7 @@ def test_envs_are_independent() -> None:
     neighbours = [correlation(x[i], x[i + 1]) for i in range(99)]
     assert max(map(abs, neighbours)) < 4.5
     assert np.std(neighbours) < 1.4
-    # a stream must not be another one shifted: compare also with an offset of some draws
+    # streams must not be shifted copies of each other: compare also with some lag
     for lag in (1, 2, 3, 7):
         assert abs(correlation(x[:-1, lag:], x[1:, :-lag])) < 4.5
         assert abs(correlation(x[:-1, :-lag], x[1:, lag:])) < 4.5
@@ -111,8 +111,8 @@ def test_any_integer_is_a_valid_seed(seed: int) -> None:
 
 
 def test_random_streams_equal_splitmix64() -> None:
-    """The streams of a seed are part of reproducibility: they must not change between versions."""
-    # SplitMix64 in Python, on unsigned numbers
+    """A seed's streams must not change between versions."""
+    # SplitMix64 in Python, on unsigned integers
     word = (1 << 64) - 1
 
     def mix(z: int) -> int:
@@ -153,7 +153,7 @@ def test_random_bounds_and_shapes() -> None:
 
 
 def test_rounded_uniform_stays_below_the_upper_bound() -> None:
-    # with 24 random bits, [1, 2) has half as many floats as there are values: one would round to 2
+    # [1, 2) has half as many floats as 24 random bits have values, so the largest would round to 2
     random = make(4)
     random._bits = lambda count: torch.full((4, count), -1)  # type: ignore[method-assign]
     assert (random.uniform() == 1.0 - 2.0**-24).all()

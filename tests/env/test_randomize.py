@@ -1,4 +1,4 @@
-"""Domain randomisation: envs have what the yaml says, at the times that it says, and nothing else differs."""
+"""Tests of domain randomisation: values, timing, isolation, resume, errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from helpers.task_envs import class_env, plain_env
 from helpers.training import differences
 from helpers.watched import watched  # noqa: F401
 
-# A rover that floats (no ground contact), with every kind of joint and actuator that the schema distinguishes.
+# A floating rover (no ground contact) with every kind of joint and actuator that the schema distinguishes.
 ROVER = """
 <mujoco>
   <worldbody>
@@ -71,7 +71,7 @@ START = 0.1  # m
 
 
 class Rover(Task["TaskConfig"]):
-    """Observes its state, and holds up a crate by a force; only the time limit ends episodes."""
+    """Rover that observes its state and holds up a crate by a force; only the time limit ends episodes."""
 
     Config = TaskConfig
 
@@ -89,7 +89,7 @@ class Rover(Task["TaskConfig"]):
         self.box = self.crate.bodies(["crate"])
         self.num_actions = 3
         self.applied = torch.zeros(sim.num_envs, 3)
-        self.lift = torch.zeros(sim.num_envs, 1, 3)  # the crate floats on it
+        self.lift = torch.zeros(sim.num_envs, 1, 3)  # compensates the crate's weight
         self.lift[..., 2] = 9.81
 
     def reset(self, where: Tensor) -> None:
@@ -115,7 +115,7 @@ NUM = 6
 
 
 def make(params: dict[str, Any] | None, num_envs: int = NUM, seed: int = 0, **changes: Any) -> VecEnv:
-    """An environment of the rover; `params` None switches randomisation off."""
+    """Return an environment of the rover; `params` None disables randomisation."""
     off = {"randomize": params is not None, "randomization_params": params or {}}
     return plain_env(Rover, num_envs, seed, **{"episode_length": 10, **off, **changes})
 
@@ -136,7 +136,7 @@ def value(env: VecEnv, field: str, elements: list[str] | None = None, actor: str
     return env.sim.param(field, actor, elements).value
 
 
-# What each property of the schema is in MuJoCo: a draw from [x, x] is x.
+# MuJoCo fields of each property of the schema; a draw from [x, x] is x.
 
 DOF, BODY, SHAPE, TENDON = SECTIONS
 TWICE, MORE = draw(2.0, 2.0), draw(0.25, 0.25, "additive")
@@ -184,11 +184,11 @@ def test_every_property_of_the_schema_is_tested():
 
 def test_effort_scales_force_range_or_gear():
     env = make(rover_params(DOF, effort=draw(3.0, 3.0, "additive", names=["motor", "limited"])))
-    # the motor gives gear 3 x control 2 = 6 N m, and then 9; the limited one gear 2 x 4 N m = 8, and then 11
+    # the motor's effort rises from gear 3 x control 2 = 6 N m to 9, that of `limited` from gear 2 x 4 N m = 8 to 11
     torch.testing.assert_close(value(env, "actuator_gear", ["motor"])[0, 0, 0], torch.tensor(3.0 * 9 / 6))
     torch.testing.assert_close(value(env, "actuator_forcerange", ["limited"])[0, 0], torch.tensor([-5.5, 5.5]))
     torch.testing.assert_close(value(env, "actuator_gear", ["limited"])[0, 0, 0], torch.tensor(2.0))
-    with pytest.raises(ConfigError, match=r"effort: actuator 'servo' has no forcerange"):
+    with pytest.raises(ConfigError, match=r"effort: .*'servo' .*forcerange"):
         make(rover_params(DOF, effort=TWICE))
 
 
@@ -198,7 +198,7 @@ def test_inertia_scales_with_mass_and_its_factor():
     model = both.sim.param("body_inertia", "rover", names).default
     factors = torch.tensor([[2.0], [3.0]])
     torch.testing.assert_close(value(both, "body_inertia", names)[0], factors * model)
-    # drawn at different times, and in other envs, the two stay apart
+    # mass and inertia stay independent if drawn at different times
     env = make(rover_params(BODY, mass=draw(0.5, 2.0, setup_only=True), inertia=draw(0.5, 2.0)), episode_length=3)
     env.reset()
     mass = value(env, "body_mass", names)
@@ -240,7 +240,7 @@ def test_draws_stay_within_physical_limits():
         assert (value(env, field) >= 0.0).all() and (value(env, field) > 5.0).any()
 
 
-# Distributions, moments, schedules
+# Distributions, timing, schedules
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_draws_follow_their_distribution(drawn, mean, std):
     hull, tip = value(env, "body_mass", ["hull", "tip"]).unbind(dim=1)
     assert hull.mean().item() == pytest.approx(mean, abs=4 * std / math.sqrt(4000))
     assert hull.std().item() == pytest.approx(std, rel=0.06)
-    assert abs(torch.corrcoef(torch.stack([hull, tip]))[0, 1].item()) < 0.07, "each body has a draw of its own"
-    assert hull.unique().numel() > 3900, "each env has a draw of its own"
+    assert abs(torch.corrcoef(torch.stack([hull, tip]))[0, 1].item()) < 0.07, "draws of bodies are correlated"
+    assert hull.unique().numel() > 3900, "envs share draws"
 
 
 def test_setup_reset_and_interval_draws_occur_on_time():
@@ -279,8 +279,8 @@ def test_setup_reset_and_interval_draws_occur_on_time():
         changed = {field: (value(env, field) != last[field]).flatten(1).any(dim=1) for field in fields}
         last = {field: value(env, field) for field in fields}
         assert not changed["body_mass"].any()
-        assert torch.equal(changed["body_ipos"], step.done), "at the resets, in the envs that were reset"
-        assert 0 < changed["body_inertia"].sum() < 40, "envs reach their intervals at different times"
+        assert torch.equal(changed["body_ipos"], step.done), "drawn outside of resets"
+        assert 0 < changed["body_inertia"].sum() < 40, "envs must reach their intervals at different times"
         intervals += changed["body_inertia"]
     assert (intervals == 4).all()
 
@@ -294,11 +294,11 @@ def test_frequency_is_the_minimum_steps_between_draws():
         steps(env, 1)
         seen.append(value(env, "body_mass", ["hull"])[0].item())
     changes = [step for step in range(1, 71) if seen[step] != seen[step - 1]]
-    assert changes == [30, 60], "at the first reset after 25 steps, and so on"
+    assert changes == [30, 60], "first resets after 25 steps since the last draw"
 
 
 def test_setup_only_draw_ignores_the_schedule():
-    # IsaacGymEnvs' own files have both keys; there the schedule begins at strength 0, which removes the draw.
+    # IsaacGymEnvs' files have both keys, whose schedule would start at strength 0 and thus remove the draw.
     env = make(rover_params(BODY, mass=draw(2.0, 2.0, setup_only=True, schedule="linear", schedule_steps=1000)))
     env.reset()
     assert value(env, "body_mass", ["hull"])[0].item() == pytest.approx(4.0)
@@ -351,7 +351,7 @@ def test_clipping_is_applied_after_noise():
     (step,) = steps(env, 1, action=0.5)
     assert (step.obs["policy"] == 1.5).all() and (step.final_obs["policy"] == 1.5).all()
     assert (env.task.applied == 1.0).all()
-    assert (env.task.actions == 0.5).all(), "the task sees what the policy chose"
+    assert (env.task.actions == 0.5).all(), "the task must see the policy's action"
 
 
 def test_action_latency_is_drawn_per_episode():
@@ -380,7 +380,7 @@ def test_action_latency_is_drawn_per_episode():
 
 
 def push_velocities(spec: dict[str, Any], count: int = 60, **changes: Any) -> tuple[VecEnv, Tensor]:
-    """Changes of the floating crate's velocity in each step, [steps, envs, 3]."""
+    """Return the environment and the change of the floating crate's velocity per step, shape [steps, envs, 3]."""
     env = make({"actor_params": {"crate": {"pushes": spec}}}, **{"num_envs": 100, "episode_length": 1000, **changes})
     env.reset()
     velocity = env.task.crate.root_lin_vel
@@ -400,7 +400,7 @@ def test_pushes_change_horizontal_velocity_at_random_times():
     assert (change[push][:, 2].abs() < 1e-3).all()
     angles = torch.atan2(change[push][:, 1], change[push][:, 0])
     assert angles.cos().mean().abs() < 0.1 and angles.sin().mean().abs() < 0.1
-    assert 0 < push[20].sum() < 100, "envs are not pushed together"
+    assert 0 < push[20].sum() < 100, "envs must be pushed at different times"
     for env_id in range(100):
         moments = push[:, env_id].nonzero().flatten()
         gaps = moments.diff()
@@ -410,17 +410,17 @@ def test_pushes_change_horizontal_velocity_at_random_times():
 def test_force_pushes_last_their_duration_and_keep_task_forces():
     spec = {"interval_s": [0.4, 0.4], "force": [3.0, 3.0], "duration_s": 0.1, "bodies": ["crate"]}
     env, change = push_velocities(spec, num_envs=40)
-    acceleration = change / env.task.dt  # of 1 kg, which the task's own force carries
+    acceleration = change / env.task.dt  # of 1 kg, whose weight the task compensates
     size = acceleration.norm(dim=-1)
     push = size > 1.0
     torch.testing.assert_close(size[push], torch.full_like(size[push], 3.0), atol=2e-2, rtol=0.0)
-    assert (size[~push] < 2e-2).all(), "the task's force carries the crate as if nothing had been"
+    assert (size[~push] < 2e-2).all(), "the task's force must still compensate the weight"
     for env_id in range(40):
         on = push[:, env_id].nonzero().flatten()
         assert on.tolist() == [19, 20, 21, 22, 23, 39, 40, 41, 42, 43, 59]  # every 20 steps, for 5 steps
         force = acceleration[on[:5], env_id]
         torch.testing.assert_close(force, force[:1].expand(5, 3), atol=2e-2, rtol=0.0)
-    assert acceleration[push][:, 2].abs().max() > 2.0, "in all directions of space"
+    assert acceleration[push][:, 2].abs().max() > 2.0, "forces must have all directions"
     torch.testing.assert_close(env.task.box.wrench[:, 0, :3], torch.tensor([0.0, 0.0, 9.81]).expand(40, 3))
 
 
@@ -439,11 +439,11 @@ def test_pushes_follow_their_schedule():
     torch.testing.assert_close(change.norm(dim=-1).mean(dim=1), expected, atol=5e-3, rtol=0.0)
 
 
-# What it must not change
+# Isolation and resume
 
 
 def all_features() -> dict[str, Any]:
-    """Every feature of the schema, for the rover."""
+    """Return settings that use every feature of the schema for the rover."""
     noise = {"range_correlated": [0.0, 0.05], "schedule": "linear", "schedule_steps": 30}
     return {
         "frequency": 8,
@@ -490,7 +490,7 @@ def test_randomization_leaves_the_tasks_random_stream_unchanged():
     for _ in range(25):
         assert torch.equal(quiet.task.random._state, noisy.task.random._state)
         if (quiet.progress == 0).all():
-            assert torch.equal(quiet.task.robot.root_pos, noisy.task.robot.root_pos), "every episode begins alike"
+            assert torch.equal(quiet.task.robot.root_pos, noisy.task.robot.root_pos), "episodes must start equally"
         (one,), (two,) = steps(quiet, 1), steps(noisy, 1)
         assert torch.equal(one.done, two.done)
 
@@ -532,7 +532,7 @@ def test_unrandomized_run_can_resume_randomized():
 
 
 def ramped(**changes: Any) -> dict[str, Any]:
-    """Masses and observations that get random over 100 control steps, and late actions."""
+    """Return settings that ramp masses and observations over 100 control steps, with action latency."""
     ramp = {"schedule": "linear", "schedule_steps": 100}
     mass = draw(2.0, 2.0, "scaling", "uniform", names=["hull"], **ramp)
     params = {
@@ -552,7 +552,7 @@ def test_begin_from_continues_schedules():
     new.begin_from(saved(old.state_dict()))
     randomizer: Any = new.randomizer
     assert randomizer.steps == 50
-    assert value(new, "body_mass", ["hull"]).unique().tolist() == [3.0], "although resets draw every 600 steps only"
+    assert value(new, "body_mass", ["hull"]).unique().tolist() == [3.0], "must be drawn despite frequency=600"
     clean = new.task.observe()["policy"]
     torch.testing.assert_close(new._obs["policy"], clean + 2.5)
 
@@ -569,7 +569,7 @@ def test_resume_draws_new_settings_and_continues_schedules():
     randomizer: Any = new.randomizer
     assert randomizer.steps == 50
     assert value(new, "body_mass", ["hull"]).unique().tolist() == [2.0 * 2.5], "half of four times"
-    assert randomizer.latency.delay.max() <= 1, "a delay of 3 steps is none of the new ones"
+    assert randomizer.latency.delay.max() <= 1, "the old delay of 3 steps is no longer valid"
     steps(new, 5)
 
 
@@ -618,19 +618,19 @@ def test_randomizer_tensors_keep_their_addresses():
     assert kept(Tensor) == addresses and kept(float) == numbers
 
 
-THEIRS = yaml.safe_load((Path(__file__).parent / "isaacgymenvs.yaml").read_text())
-# What MuJoCo lacks, by task.
+ISAACGYMENVS = yaml.safe_load((Path(__file__).parent / "isaacgymenvs.yaml").read_text())
+# Settings that MuJoCo does not support, by task.
 NOT_IN_MUJOCO = {
     "Humanoid": ("humanoid", SHAPE, "restitution"),
     **dict.fromkeys(["ShadowHand", "AllegroHand"], ("object", "scale")),
 }
-# Scaled by IsaacGymEnvs, and 0 in our model.
+# Properties that IsaacGymEnvs scales and that are 0 in our model.
 ZERO = {"Ant": ["ant.dof_properties.stiffness"], "ShadowHand": ["hand.tendon_properties.damping"]}
 
 
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize("name", ISAACGYMENVS)
 def test_isaacgymenvs_sections_work_except_unsupported_ones(name, caplog):
-    params = copy.deepcopy(THEIRS[name])
+    params = copy.deepcopy(ISAACGYMENVS[name])
 
     def made() -> VecEnv:
         task = {"randomize": True, "randomization_params": params}
@@ -650,9 +650,9 @@ def test_isaacgymenvs_sections_work_except_unsupported_ones(name, caplog):
         env.reset()
         for step in steps(env, 3):
             assert step.obs["policy"].isfinite().all()
-    said = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
     prefix = "task.randomization_params.actor_params."
-    assert [line.partition(" has no effect")[0] for line in said] == [prefix + path for path in ZERO.get(name, [])]
+    assert [line.partition(" has no effect")[0] for line in lines] == [prefix + path for path in ZERO.get(name, [])]
     for actor in params["actor_params"]:
         assert value(env, "body_mass", None, actor).unique(dim=0).shape[0] == 3
 
@@ -730,8 +730,8 @@ def test_invalid_randomization_is_rejected_in_one_line(params, words):
 @pytest.mark.parametrize(
     ("pushes", "words"),
     [
-        ({"velocity": [0, 1]}, r"'cartpole' has a fixed base.* Try force"),
-        ({"force": [0, 1], "bodies": ["rail"]}, r"'rail' of 'cartpole' is fixed to the world"),
+        ({"velocity": [0, 1]}, r".*fixed base.* Try force"),
+        ({"force": [0, 1], "bodies": ["rail"]}, r"'rail' .*fixed"),
     ],
 )
 def test_pushes_of_fixed_bodies_are_rejected(pushes, words):
@@ -740,7 +740,7 @@ def test_pushes_of_fixed_bodies_are_rejected(pushes, words):
         class_env("Cartpole", 1, randomize=True, randomization_params=params)
 
 
-# From the command line, and the page
+# docs/randomization.md
 
 
 def blocks(document: str, language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Resets from reached states: what is kept, what begins there, and that evaluations do not."""
+"""Tests of resets from reached states."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_episodes_start_from_the_newest_kept_states() -> None:
             assert step.done.all()
             possible = torch.stack(kept[-8:])
             now = state(env)
-            assert ((now[:, None] - possible[None]).abs().amax(dim=2).amin(dim=1) < 1e-6).all(), "all begin there"
+            assert ((now[:, None] - possible[None]).abs().amax(dim=2).amin(dim=1) < 1e-6).all(), "not a kept state"
             assert (env.progress == 0).all()
     assert env.reached is not None and int(env.reached.total) == len(kept)
 
@@ -92,7 +92,7 @@ def test_reached_states_include_the_tasks_tensors() -> None:
     for _ in range(3):
         env.step(torch.zeros(4, 16))
     assert env.step(torch.zeros(4, 16)).done.all()
-    # Each begins with the cube and the goal of one and the same episode.
+    # Each env starts with the cube and the goal of the same episode.
     found = [bool((goals - env.task.goal_quat[i]).abs().amax(dim=1).min() < 1e-6) for i in range(4)]
     assert all(found)
 

@@ -1,4 +1,4 @@
-"""One task with two robots: both are observed and actuated, and neither disturbs the other."""
+"""Tests of a task with two robots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("left", "right")
 
 
 class Pair(Task[TaskConfig]):
-    """Two arms: the left one is raised, the right one is held still."""
+    """Task that raises the left of two arms and holds the right one still."""
 
     Config = TaskConfig
 
@@ -86,5 +86,5 @@ def test_two_robots_of_one_task_move_independently(backend):
 
 
 def _per_robot(obs: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-    """Joint positions, joint velocities and end of each robot."""
+    """Return joint positions, joint velocities and end position of each robot."""
     return tuple(half.split([2, 2, 3], dim=1) for half in obs.split(7, dim=1))

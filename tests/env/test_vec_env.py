@@ -1,4 +1,4 @@
-"""VecEnv: the loop around a task, on real physics."""
+"""Tests of `VecEnv` on real physics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from helpers.states import copied, fields, saved
 from helpers.task_envs import plain_env
 from helpers.training import leaves
 
-# A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
+# A cart on a rail with a pole of 0.6 m, without contacts.
 CART = """
 <mujoco>
   <default><geom contype="0" conaffinity="0"/></default>
@@ -40,7 +40,7 @@ CART = """
 </mujoco>
 """
 
-# A box with a fin on a free joint: it falls, bounces and lies, so that contacts and warm starts matter.
+# A free box with a fin: it falls, bounces and rests, so contacts and warm starts matter.
 BOX = """
 <mujoco>
   <worldbody>
@@ -61,7 +61,7 @@ LENGTH = 0.6  # m
 
 
 class Cart(Task["Cart.Config"]):
-    """Starts within +-START; ends beyond `limit` on the rail."""
+    """Cart that starts within +-START and terminates beyond `limit` on the rail."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config(TaskConfig):
@@ -145,20 +145,20 @@ def make(task: type[Task] = Cart, num_envs: int = 6, seed: int = 0, **settings: 
 
 
 def actions(steps: int, num_envs: int = 6, seed: int = 0, scale: float = 1.5) -> Tensor:
-    """Constant pushes, different in each env, so that episodes end at different times."""
+    """Return actions that are biased differently in each env, so that episodes end at different times."""
     g = torch.Generator().manual_seed(seed)
     bias = torch.linspace(-1.0, 1.0, num_envs)[None, :, None]
     return scale * (bias + 0.5 * torch.randn(steps, num_envs, 1, generator=g))
 
 
 def run(env: VecEnv, pushes: Tensor) -> list[Step]:
-    """Takes steps; copies each before the next one."""
+    """Return copies of the steps that these actions lead to."""
     env.reset()
     return [copied(env.step(push)) for push in pushes]
 
 
 def same(a: Step, b: Step, which: Tensor | slice = slice(None)) -> bool:
-    """Whether two steps are equal to the bit, in these envs. `skipped` is None here: all envs step."""
+    """Return whether two steps are equal bit for bit in these envs."""
     ours, theirs = ([tensor[which] for _, tensor in leaves(fields(step)) if tensor is not None] for step in (a, b))
     return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
@@ -171,17 +171,17 @@ def test_done_envs_reset_in_the_same_step() -> None:
     steps = run(env, actions(60))
     done = torch.stack([s.done for s in steps])
     assert done.any(dim=0).all(), "every env must end once"
-    assert not done.all(dim=1).any(), "not all at once"
+    assert not done.all(dim=1).any(), "envs must not all end at once"
     for step in steps:
         obs, final = step.obs["policy"], step.final_obs["policy"]
-        # where an episode ended: the first observation of the next one, with zero action
+        # done envs return the first observation of the next episode, with zero action
         assert (obs[step.done][:, :2].abs() <= START).all()
         assert (obs[step.done][:, -1] == 0.0).all()
         ended = final[step.terminated]
-        assert (ended[:, 0].abs() > 0.5).all(), "final_obs is the observation that ended it"
-        # elsewhere nothing happened between the two
+        assert (ended[:, 0].abs() > 0.5).all(), "final_obs must be the last observation of its episode"
+        # other envs have equal observations
         assert torch.equal(obs[~step.done], final[~step.done])
-        # body poses follow the state in both, also right after a reset
+        # body poses match the state in both, also right after a reset
         for x in (obs, final):
             tip_x = x[:, 0] + LENGTH * torch.sin(x[:, 1])
             tip_z = 1.0 + LENGTH * torch.cos(x[:, 1])
@@ -211,19 +211,19 @@ def test_staggered_starts_spread_over_the_time_limit() -> None:
     env.reset()
     assert env.progress.min() == 0 and env.progress.max() == 19
     counts = torch.bincount(env.progress, minlength=20).float()
-    assert (counts > 4).all() and (counts < 45).all(), "evenly spread over the time limit"
+    assert (counts > 4).all() and (counts < 45).all(), "not evenly spread over the time limit"
     assert env.staggered.all()
     left = 20 - env.progress
     for t in range(1, 41):
         step = env.step(torch.zeros(400, 1))
         assert torch.equal(step.truncated, (left == t) | (left == t - 20))
-        # only the first episode of an env can be incomplete
+        # only an env's first episode can be incomplete
         assert torch.equal(step.incomplete, left == t)
         assert torch.equal(env.staggered, left > t)
 
 
 def test_failed_staggered_episode_is_not_incomplete() -> None:
-    # its return counts: the policy failed, not the time limit
+    # the policy failed before the time limit, so the return is valid
     env = make(limit=0.2, randomize_episode_start=True, episode_length=1000)
     steps = run(env, actions(60, scale=5.0))
     assert any(s.terminated.any() for s in steps)
@@ -277,7 +277,7 @@ def test_body_poses_follow_state_set_in_advance() -> None:
 
 
 def test_reset_hooks_start_from_the_default_state() -> None:
-    # Box.reset adds noise to the pose that it finds: that must be the scene's default, every time
+    # Box.reset adds noise to the current pose, which must be the scene's default each time
     default = torch.tensor([0.0, 0.0, 0.4])
     env = make(Box, num_envs=200, episode_length=3)
     for _ in range(2):
@@ -291,7 +291,7 @@ def test_reset_hooks_start_from_the_default_state() -> None:
 
 
 def test_returned_step_is_never_overwritten() -> None:
-    class Views(Cart):  # returns views of the simulator's memory
+    class Views(Cart):  # hooks return views of the simulator's memory
         def observe(self) -> Tensor:
             return self.robot.joint_pos
 
@@ -326,8 +326,8 @@ def test_actions_are_clipped_without_changing_the_input() -> None:
     obs = env.step(push).obs["policy"]
     expected = [-0.5, -0.5, -0.2, 0.0, 0.3, 0.5]
     assert seen[0].flatten().tolist() == pytest.approx(expected)
-    assert obs[:, -1].tolist() == pytest.approx(expected), "the task sees the clipped action"
-    assert torch.equal(push, before), "the caller's tensor is left alone"
+    assert obs[:, -1].tolist() == pytest.approx(expected), "the task must see the clipped action"
+    assert torch.equal(push, before), "the caller's tensor changed"
 
 
 # Divergence
@@ -351,7 +351,7 @@ def test_diverged_env_is_masked_and_reset(task: type[Task], value: float) -> Non
         if t == 5:
             inject(bad, 2, value)
         ours, theirs = copied(bad.step(push)), copied(clean.step(push))
-        assert same(ours, theirs, others), "the other envs must not notice"
+        assert same(ours, theirs, others), "other envs changed"
         assert all(torch.isfinite(v).all() for v in (*ours.obs.values(), *ours.final_obs.values()))
         assert torch.isfinite(ours.reward).all()
         if t != 5:
@@ -391,11 +391,11 @@ def test_non_finite_action_marks_its_env_as_diverged(sim: str, value: float) -> 
         if t == 4:
             poisoned[3] = value
         ours, theirs = copied(bad.step(poisoned)), copied(clean.step(push))
-        assert same(ours, theirs, others), "the other envs must not notice"
+        assert same(ours, theirs, others), "other envs changed"
         assert torch.isfinite(ours.obs["policy"]).all()
         expected = [t == 4 and env == 3 for env in range(6)]
         assert ours.bad_action.tolist() == ours.diverged.tolist() == expected
-        assert torch.isfinite(bad.task.actions).all(), "a task may round actions to whole numbers"
+        assert torch.isfinite(bad.task.actions).all(), "a task may convert actions to integers"
         if t == 4:
             assert ours.done[3] and ours.reward[3] == 0.0 and bad.progress[3] == 0
     dump = bad.nan_guard.read()
@@ -404,7 +404,7 @@ def test_non_finite_action_marks_its_env_as_diverged(sim: str, value: float) -> 
 
 
 class BadControl(Cart):
-    """The controls of env 3, or the forces on its tip, are not finite in the fourth step."""
+    """Cart with non-finite controls, or forces on its tip, in the fourth step of env 3."""
 
     force = False
     value = math.nan
@@ -442,7 +442,7 @@ def test_non_finite_control_marks_its_env_as_diverged(
     dump = env.nan_guard.read()
     assert dump is not None and dump["cause"] == "apply_action" and dump["env"] == 3
     assert dump["action"].isfinite().all()
-    assert list(tmp_path.iterdir()) == [], "MuJoCo writes no log file"
+    assert list(tmp_path.iterdir()) == [], "MuJoCo wrote a log file"
 
 
 def test_check_reports_non_finite_actions_and_controls() -> None:
@@ -500,7 +500,7 @@ def test_state_dict_holds_every_tensor_of_the_task() -> None:
             self.level = torch.zeros(sim.num_envs)
             self.gains = {"p": torch.zeros(2), "d": [torch.zeros(()), torch.zeros(3)]}
             self.name = "cart"
-            # a view of one number many times cannot be written, so it need not be kept
+            # an expanded tensor cannot be written in place, so it is not saved
             self.height = torch.ones(1).expand(sim.num_envs)
 
     def kept(env: VecEnv) -> list[Tensor]:
@@ -514,7 +514,7 @@ def test_state_dict_holds_every_tensor_of_the_task() -> None:
         tensor.fill_(1.0 + i)
     addresses = [t.data_ptr() for t in kept(other)]
     other.load_state_dict(saved(one.state_dict()))
-    assert [t.data_ptr() for t in kept(other)] == addresses, "in place: a captured graph owns them"
+    assert [t.data_ptr() for t in kept(other)] == addresses, "a captured graph needs the same addresses"
     assert all(torch.equal(a, b) for a, b in zip(kept(one), kept(other), strict=True))
 
 
@@ -528,7 +528,7 @@ def test_load_keeps_constants_of_the_new_configuration() -> None:
 
         def advance(self, done: Tensor) -> None:
             self.moved += 1.0
-            self.back.copy_(1.0 - self.back)  # in the check of `reset` too
+            self.back.copy_(1.0 - self.back)  # also in the check of `reset`
 
     old, new = make(Commanded), make(Commanded, clip_actions=0.5)
     run(old, actions(3))
@@ -536,9 +536,9 @@ def test_load_keeps_constants_of_the_new_configuration() -> None:
     tasks: list[Any] = [old.task, new.task]
     assert tasks[0].back == 0.0 and tasks[1].back == 1.0
     new.load_state_dict(old.state_dict())
-    assert torch.equal(tasks[1].limit, torch.full((2,), 0.5)), "the new value, not the saved one"
+    assert torch.equal(tasks[1].limit, torch.full((2,), 0.5)), "the saved constant replaced the new one"
     assert torch.equal(tasks[1].moved, tasks[0].moved) and tasks[1].moved[0] == 4.0
-    assert tasks[1].back == 0.0, "what has come back to its first value is restored too"
+    assert tasks[1].back == 0.0, "a tensor equal to its initial value was not restored"
 
 
 def test_state_dict_is_a_snapshot() -> None:
@@ -579,25 +579,25 @@ def test_begin_from_copies_training_progress(num_envs: int) -> None:
     random = before.random.state_dict()
     obs = new.begin_from(old.state_dict())
     task: Any = new.task
-    assert task.steps == 8  # and the check of `reset`
+    assert task.steps == 8  # seven steps and the check of `reset`
     assert torch.equal(task.level, 8.0 * (torch.arange(num_envs) % 6)[:, None].expand(-1, 2))
-    assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "only tensors whose first dimension are the envs"
+    assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "the first dimension must be num_envs"
     assert torch.equal(task.limit, torch.full((2,), 0.5))
-    assert new.staggered.all() and task.progress.unique().numel() > 1, "episodes begin as in a new run"
-    assert not torch.equal(task.random.state_dict()["key"], random["key"]), "random numbers are its own, and new"
+    assert new.staggered.all() and task.progress.unique().numel() > 1, "episodes must start as in a new run"
+    assert not torch.equal(task.random.state_dict()["key"], random["key"]), "the random stream must be new"
     assert torch.equal(obs["policy"], new._observe()["policy"])
     after = new.step(torch.zeros(num_envs, 1))
     assert after.obs["policy"].isfinite().all() and task.steps == 9
 
 
-# Broken tasks: one line that names the task, the hook, the expected and the actual value
+# Errors of tasks: one line with task, hook, expected and actual value
 
 
 def ones(task: Any) -> Tensor:
     return torch.ones(task.num_envs)
 
 
-# By hook: what it returns in place of what it should, and words of the line.
+# Hook, its invalid result, and words of the error.
 BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
     ("observe()", lambda task: task.robot.joint_pos[:-1], ["[5, 2]", "[6, "]),
     ("observe()", lambda task: task.robot.joint_pos.double(), ["torch.float64", "torch.float32"]),

@@ -1,4 +1,4 @@
-"""Memory budgets of readers: peak memory of a process that reads nothing but hostile files."""
+"""Tests of the memory budgets of file readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpusim_rl.files.safe_open import keep_damaged, load_json, load_yaml
 from gpusim_rl.run.writers import read_csv
 
 GROWTH = 160 << 20
-"""Most by which the memory of the process may grow [bytes]."""
+"""Maximum growth of the process's memory [bytes]."""
 LARGE = 256 << 20
 READ = r"""
 import re, sys
@@ -42,7 +42,7 @@ for file in sorted(Path(sys.argv[1]).iterdir()):
     for read in readers[file.suffix[1:]]:
         try:
             read(file)
-        except ValueError as error:  # ConfigError is one
+        except ValueError as error:  # base class of ConfigError
             assert len(str(error).splitlines()) == 1, str(error)
         grown = peak() - before
         assert grown < int(sys.argv[2]), f"{file.name}: {grown >> 20} MB"
@@ -57,7 +57,7 @@ def npy(shape: str, kind: str = "<f4", version: bytes = b"\x01\x00", length: int
 
 
 def packed(compression: int, content: bytes | None = None, name: str = "fps.npy") -> bytes:
-    """An archive with one entry; without a content, an array of many zeros."""
+    """Return an archive with one entry; without `content`, an array of many zeros."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression, compresslevel=1) as archive, archive.open(name, "w") as entry:
         if content is None:
@@ -69,8 +69,8 @@ def packed(compression: int, content: bytes | None = None, name: str = "fps.npy"
     return file.getvalue()
 
 
-def lying(archive: bytes, size: int) -> bytes:
-    """The archive with another size of its only entry's content, in both of its headers."""
+def misdeclared(archive: bytes, size: int) -> bytes:
+    """Return the archive with another size of its only entry in both headers."""
     changed = bytearray(archive)
     changed[22:26] = struct.pack("<I", size)
     place = changed.rindex(b"PK\x01\x02")
@@ -79,7 +79,7 @@ def lying(archive: bytes, size: int) -> bytes:
 
 
 def repeated(archive: bytes, times: int) -> bytes:
-    """The archive with its only entry many times in its list: all of them overlap."""
+    """Return the archive with its only entry listed many times, so that all entries overlap."""
     start, end = archive.rindex(b"PK\x01\x02"), archive.rindex(b"PK\x05\x06")
     tail = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 1, 1, times * (end - start), start, 0)
     return archive[:start] + times * archive[start:end] + tail
@@ -98,15 +98,15 @@ STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 
 def hostile() -> dict[str, bytes | Callable[[Path], object]]:
-    """Files by name: their contents, or what makes them."""
+    """Return files by name: contents, or a function that writes them."""
     bomb, wide = packed(DEFLATED), b",".join(b"%x" % i for i in range(100_000))
     rows = b"".join(b"%d,%d,1\n" % (i, i) for i in range(1, 300_000))
     return {
         "bzip2.npz": packed(zipfile.ZIP_BZIP2),
         "lzma.npz": packed(zipfile.ZIP_LZMA),
         "deflated.npz": bomb,
-        "small by its header.npz": lying(bomb, 4),
-        "large by its header.npz": lying(packed(DEFLATED, npy("(1,)") + bytes(4)), 1 << 31),
+        "declared too small.npz": misdeclared(bomb, 4),
+        "declared too large.npz": misdeclared(packed(DEFLATED, npy("(1,)") + bytes(4)), 1 << 31),
         "objects.npz": packed(DEFLATED, npy(f"({1 << 40},)", "|O")),
         "a large array.npz": packed(DEFLATED, npy(f"({1 << 40},)")),
         "a product of 0.npz": packed(DEFLATED, npy(f"({1 << 62}, {1 << 62}, 0)")),
@@ -160,8 +160,8 @@ def test_unsupported_npz_compressions_are_rejected(tmp_path: Path) -> None:
 
 
 def test_npz_budget_counts_inflated_bytes(tmp_path: Path) -> None:
-    (tmp_path / "x.npz").write_bytes(lying(packed(DEFLATED, npy("(500,)") + bytes(2000)), 1 << 31))
-    with pytest.raises(ConfigError, match="more than 100 bytes unpacked"):
+    (tmp_path / "x.npz").write_bytes(misdeclared(packed(DEFLATED, npy("(500,)") + bytes(2000)), 1 << 31))
+    with pytest.raises(ConfigError, match="100 bytes unpacked"):
         npz_file._read((tmp_path / "x.npz").open("rb"), tmp_path / "x.npz", 100, None)
 
 

@@ -1,4 +1,4 @@
-"""Safe opening: no links are followed, and settings are plain data."""
+"""Tests of safe file access and of plain settings."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def test_hard_linked_file_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("all I have\n")
     (tmp_path / "train.log").hardlink_to(tmp_path / "mine")
     assert open_file(tmp_path / "train.log").read() == b"all I have\n"
-    with pytest.raises(ConfigError, match="is a second name of another file"):
+    with pytest.raises(ConfigError, match="second name"):
         open_file(tmp_path / "train.log", "ab")
 
 
 def test_overlong_yaml_number_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"seed: 1{':59' * 1000}\n")
-    with pytest.raises(ConfigError, match="line 1: a number of 3001 characters"):
+    with pytest.raises(ConfigError, match=r"line 1: .*3001 characters"):
         load_yaml(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": yaml.safe_load("2020-01-01")}, [b"x"], {("a",): 1}])
 def test_non_plain_settings_are_rejected(value: Any) -> None:
-    with pytest.raises(ConfigError, match="expected numbers and text"):
+    with pytest.raises(ConfigError, match="numbers and text"):
         check_plain(value, "config.yaml")
 
 

@@ -1,4 +1,4 @@
-"""Processes that work for this one: what they said last, how they stop, and what they do without their parent."""
+"""Tests of child processes: exit reason, output, termination, loss of the parent."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_stopping_child_gets_one_signal_and_a_grace_period() -> None:
         wait_for(lambda: child.last_line() == "ready")
         assert child.stop()
         assert child.process.returncode == 11
-        assert child.stop()  # again: nothing is left to do
+        assert child.stop()  # a second call is a no-op
 
 
 def test_unresponsive_child_is_killed_with_its_process_group() -> None:
@@ -109,7 +109,7 @@ def test_silence_counts_from_the_last_heartbeat() -> None:
         assert child.silent_s >= 0.1
         child.heard()
         assert child.silent_s < 0.1
-    assert child.process.returncode == -signal.SIGKILL  # at the end of the block
+    assert child.process.returncode == -signal.SIGKILL  # by the end of the block
 
 
 def test_child_uses_pipes_and_its_parents_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +120,12 @@ def test_child_uses_pipes_and_its_parents_import_path(tmp_path: Path, monkeypatc
         assert child.process.communicate(b"what\n")[0] == b"what\n42"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a child")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's parent-death signal")
 def test_child_gets_a_signal_when_its_parent_is_killed(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    notified = tmp_path / "notified"
     code = f"""
         import pathlib, signal, sys, time
-        signal.signal(signal.SIGHUP, lambda *_: (pathlib.Path({str(told)!r}).touch(), sys.exit()))
+        signal.signal(signal.SIGHUP, lambda *_: (pathlib.Path({str(notified)!r}).touch(), sys.exit()))
         print('ready', flush=True)
         time.sleep(600)
     """
@@ -140,14 +140,14 @@ def test_child_gets_a_signal_when_its_parent_is_killed(tmp_path: Path) -> None:
             time.sleep(600)
         threading.Thread(target=start).start()
     """
-    # As nohup starts it: a child that a hangup does not reach would outlive its parent.
+    # As under nohup: a child that ignores SIGHUP would outlive its parent.
     nohup = "trap '' HUP; exec \"$@\""
     command = ["sh", "-c", nohup, "sh", *python(parent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=same_import_env()) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         process.kill()
-    wait_for(told.exists)
+    wait_for(notified.exists)
     wait_for(lambda: not psutil.pid_exists(child))
 
 
@@ -161,9 +161,9 @@ def test_child_outlives_the_thread_that_started_it() -> None:
 
 
 def test_child_of_a_dead_parent_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    another = os.getppid()
-    monkeypatch.setattr(os, "getpid", lambda: another)
-    with Child(python("print('it works for nobody')")) as child:
+    other = os.getppid()
+    monkeypatch.setattr(os, "getpid", lambda: other)
+    with Child(python("print('started')")) as child:
         child.process.wait()
         assert child.output() == ""
 

@@ -1,4 +1,4 @@
-"""torch's threads for small work: limited inside the block, restored after it."""
+"""Tests of the limit on torch's threads for small batches."""
 
 from __future__ import annotations
 

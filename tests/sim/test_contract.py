@@ -367,7 +367,7 @@ def test_state_dict_continues_bit_for_bit(shared, backend, tmp_path: Path):
     torch.save(saved, tmp_path / "state.pt")
     there = snapshot(sim)
 
-    def onwards(s: Sim) -> dict[str, torch.Tensor]:
+    def run_steps(s: Sim) -> dict[str, torch.Tensor]:
         random = torch.Generator().manual_seed(1)
         for _ in range(5):
             s.articulation("ant").actuate(2.0 * torch.rand(6, 8, generator=random) - 1.0)
@@ -376,11 +376,11 @@ def test_state_dict_continues_bit_for_bit(shared, backend, tmp_path: Path):
             s.refresh()
         return snapshot(s)
 
-    first = onwards(sim)
+    first = run_steps(sim)
     for s, state in ((sim, saved), (other, torch.load(tmp_path / "state.pt", weights_only=True))):
         s.load_state_dict(state)
         assert_equal(there, snapshot(s))
-        assert_equal(first, onwards(s))
+        assert_equal(first, run_steps(s))
 
 
 def test_unknown_names_are_reported():

@@ -65,8 +65,8 @@ def randomize(sim: Sim, robot: Articulation, seed: int = 0) -> None:
     sim.refresh()
 
 
-def in_mujoco(sim: Sim, name: str, body: str) -> tuple[np.ndarray, np.ndarray]:
-    """Jacobians and mass matrices of every world, computed by C MuJoCo in float64."""
+def mujoco_dynamics(sim: Sim, name: str, body: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return Jacobians and mass matrices of every world, computed by MuJoCo in float64."""
     model, data = sim.scene.model, mujoco.MjData(sim.scene.model)
     joints = [j for j in range(model.njnt) if model.joint(j).name.startswith(f"{name}/")]
     dofs = [model.jnt_dofadr[j] for j in joints if model.jnt_type[j] != mujoco.mjtJoint.mjJNT_FREE]
@@ -93,7 +93,7 @@ def test_jacobian_and_mass_matrix_equal_mujocos(backend, scene, name, body):
     dynamics = robot.dynamics(body)
     for seed in range(2):  # they follow the state
         randomize(sim, robot, seed)
-        jacobian, mass = in_mujoco(sim, name, body)
+        jacobian, mass = mujoco_dynamics(sim, name, body)
         assert (body == "base") == (np.abs(jacobian).max() == 0.0)
         torch.testing.assert_close(dynamics.jacobian, torch.from_numpy(jacobian).float(), atol=1e-5, rtol=0.0)
         torch.testing.assert_close(dynamics.mass_matrix, torch.from_numpy(mass).float(), atol=1e-5, rtol=1e-5)
@@ -122,7 +122,7 @@ def test_step_updates_jacobian_and_mass_matrix(backend):
     sim.refresh()
     before = dynamics.mass_matrix.clone()
     sim.step(10)
-    jacobian, mass = in_mujoco(sim, "arm", "lower")
+    jacobian, mass = mujoco_dynamics(sim, "arm", "lower")
     assert (dynamics.mass_matrix - before).abs().max() > 1e-3
     torch.testing.assert_close(dynamics.jacobian, torch.from_numpy(jacobian).float(), atol=1e-5, rtol=0.0)
     torch.testing.assert_close(dynamics.mass_matrix, torch.from_numpy(mass).float(), atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Legged robots: inferred feet, pose and motors."""
+"""Tests of legged robots: inferred feet, pose and motors."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("mujoco_menagerie", None)
 
 
-def scene_of(source: str, **settings: object) -> Scene:
+def robot_scene(source: str, **settings: object) -> Scene:
     scene = Scene(physics_hz=200, **settings)  # type: ignore[arg-type]
     scene.add_ground()
     scene.add("robot", source)
@@ -158,7 +158,7 @@ def poses(model: mujoco.MjModel, qpos: np.ndarray, prefix: str = "") -> dict[str
 def test_scenery_and_options_are_dropped(package):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as a warning of options that differ from the scene's
-        model = scene_of("menagerie:tiny_walker").model
+        model = robot_scene("menagerie:tiny_walker").model
     assert [model.geom(i).name for i in range(model.ngeom) if "floor" in model.geom(i).name] == []
     assert (model.nlight, model.ncam, model.nsensor, model.nkey, model.nsite) == (1, 0, 1, 0, 1)
     assert (model.opt.timestep, model.opt.impratio) == (0.005, 1.0)
@@ -170,7 +170,7 @@ def test_scenery_and_options_are_dropped(package):
 @pytest.mark.parametrize("source", ["menagerie:tiny_walker", "menagerie:tiny_walker/walker_degrees"])
 def test_stance_becomes_the_reference_pose(package, source):
     original = mujoco.MjModel.from_xml_string(RADIAN)
-    model = scene_of(source).model
+    model = robot_scene(source).model
     key = original.key("home").qpos
     np.testing.assert_allclose(model.qpos0, key, atol=1e-9)
     random = np.random.default_rng(0)
@@ -185,7 +185,7 @@ def test_stance_becomes_the_reference_pose(package, source):
 
 
 def test_worlds_start_in_the_stance(package):
-    scene = scene_of("menagerie:tiny_walker")
+    scene = robot_scene("menagerie:tiny_walker")
     sim = make_sim(scene, SimChoice("mujoco", torch.device("cpu"), "test"), 2, sim_config())
     robot = sim.articulation("robot")
     assert robot.joint_names == ["hip", "knee", "spring"] and robot.actuator_names == ["hip", "knee"]
@@ -200,8 +200,8 @@ def test_worlds_start_in_the_stance(package):
 
 
 def test_connected_bodies_keep_the_files_pose(package):
-    assert scene_of("menagerie:tiny_gripper").model.qpos0.tolist() == [0.5, 0.04, 0.04]  # a joint equality is fine
-    assert scene_of("menagerie:tiny_gripper/connect").model.qpos0.tolist() == [0.0, 0.0, 0.0]
+    assert robot_scene("menagerie:tiny_gripper").model.qpos0.tolist() == [0.5, 0.04, 0.04]  # a joint equality is fine
+    assert robot_scene("menagerie:tiny_gripper/connect").model.qpos0.tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_connected_bodies_keep_the_files_pose(package):
 )
 def test_unavailable_robot_is_rejected_in_one_line(package, source, words):
     with pytest.raises(TaskError, match=words) as error:
-        scene_of(source)
+        robot_scene(source)
     assert error.value.key == f"Scene.add('robot'): {source}"
     assert "\n" not in str(error.value) and "urlopen" not in str(error.value)
 
@@ -225,13 +225,13 @@ def test_actuator_of_a_missing_joint_is_rejected(monkeypatch):
     xml = '<mujoco><worldbody><body/></worldbody><actuator><motor name="m" joint="gone"/></actuator></mujoco>'
     monkeypatch.setattr(menagerie, "load", lambda *_: mujoco.MjSpec.from_string(xml))
     with pytest.raises(TaskError, match=r"^Scene\.add\('robot'\): .*actuators"):
-        scene_of("menagerie:tiny_walker")
+        robot_scene("menagerie:tiny_walker")
 
 
 def test_missing_menagerie_package_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_menagerie", None)
     with raises(TaskError, hint="Try pip install 'gpusim-rl[robots]'"):
-        scene_of("menagerie:unitree_go1")
+        robot_scene("menagerie:unitree_go1")
 
 
 def test_installed_menagerie_package_is_supported(tmp_path, monkeypatch):
@@ -242,11 +242,11 @@ def test_installed_menagerie_package_is_supported(tmp_path, monkeypatch):
     file.parent.mkdir()
     file.write_text(RADIAN)
     monkeypatch.setenv("MENAGERIE_ROOT", str(tmp_path))
-    assert scene_of("menagerie:unitree_go1").model.qpos0[7:].tolist() == pytest.approx(STANCE)
+    assert robot_scene("menagerie:unitree_go1").model.qpos0[7:].tolist() == pytest.approx(STANCE)
     with pytest.raises(TaskError, match="Did you mean 'unitree_go1'"):
-        scene_of("menagerie:unitree_go_1")
+        robot_scene("menagerie:unitree_go_1")
     with pytest.raises(TaskError, match="'anybotics_anymal_c' not found under MENAGERIE_ROOT"):
-        scene_of("menagerie:anybotics_anymal_c")
+        robot_scene("menagerie:anybotics_anymal_c")
 
 
 def test_setting_replaces_a_tasks_robot(package):

@@ -52,12 +52,12 @@ def biped(right: str = "right", **changes: object) -> str:
     </mujoco>"""
 
 
-def image_of(xml: str) -> MirrorImage:
+def mirror_image(xml: str) -> MirrorImage:
     return MirrorImage(scene_with(200.0, robot=xml), "robot")
 
 
 def test_left_and_right_are_swapped_with_axis_signs():
-    image = image_of(biped())
+    image = mirror_image(biped())
     assert image.bodies == {
         "trunk": "trunk",
         "head": "head",
@@ -74,7 +74,7 @@ def test_left_and_right_are_swapped_with_axis_signs():
 
 
 def test_counterparts_are_found_by_position():
-    assert image_of(biped("second")).joints == image_of(biped()).joints
+    assert mirror_image(biped("second")).joints == mirror_image(biped()).joints
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_counterpart_names(one, other):
 
 
 def test_symmetric_model_has_no_asymmetry():
-    assert image_of(biped()).measure() < 1e-12
+    assert mirror_image(biped()).measure() < 1e-12
 
 
 def test_asymmetric_model_has_measurable_asymmetry():
-    asymmetry = image_of(biped(lean=-0.013)).measure()  # 3 mm
+    asymmetry = mirror_image(biped(lean=-0.013)).measure()  # 3 mm
     assert 1e-4 < asymmetry < 0.1
 
 
@@ -107,7 +107,7 @@ def test_asymmetric_model_has_measurable_asymmetry():
     ("kind", "k", "name"), [("joint", 0, "neck"), ("joint", 5, "left_pitch"), ("actuator", 4, "left_roll")]
 )
 def test_wrong_sign_is_reported(kind, k, name):
-    image = image_of(biped())
+    image = mirror_image(biped())
     signs = getattr(image, f"{kind}s").signs
     signs[k] = -signs[k]
     key, right = f"the mirror image of 'robot': {kind} {name!r}", f"the sign {-signs[k]:+.0f}"
@@ -124,21 +124,21 @@ def test_wrong_sign_is_reported(kind, k, name):
 )
 def test_asymmetric_robot_is_rejected(changes, words):
     with pytest.raises(TaskError, match=f"^'robot' .* x-z plane: .*{words}"):
-        image_of(biped(**changes))
+        mirror_image(biped(**changes))
 
 
 def test_off_plane_rigid_attachment_maps_to_itself():
     mount = """<body name="trunk" pos="0 0 1"><body name="camera" pos="0.3 -0.1 0.2">
         <inertial pos="0 0 0" mass="0.01" diaginertia="1e-5 1e-5 1e-5"/><body name="lens" pos="0 0.02 0"/></body>
         <body name="one" pos="0.1 -0.11 0"/><body name="two" pos="0.1 0.09 0"/><body name="three" pos="0.1 -0.09 0"/>"""
-    image = image_of(biped().replace('<body name="trunk" pos="0 0 1">', mount))
+    image = mirror_image(biped().replace('<body name="trunk" pos="0 0 1">', mount))
     assert (image.bodies["camera"], image.bodies["lens"]) == ("camera", "lens")
     assert image.bodies["left_foot"] == "right_foot"
     assert 0.0 < image.measure() < 0.05
 
 
 def test_missing_counterpart_is_reported():
-    image = image_of(biped())
+    image = mirror_image(biped())
     with pytest.raises(TaskError, match=r"'right_foot', .* 'left_foot'"):
         image.among(["left_foot", "head"])
     with pytest.raises(TaskError, match="'tail'"):

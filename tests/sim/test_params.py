@@ -165,7 +165,7 @@ def stepped(model: mujoco.MjModel, sim: Sim, substeps: int) -> np.ndarray:
     return data.qvel.copy()
 
 
-def constants_of(sim: Any, world: int) -> dict[str, np.ndarray]:
+def world_constants(sim: Any, world: int) -> dict[str, np.ndarray]:
     if sim.name == "mujoco":
         model = sim._batch.get_model(world)
         return {name: getattr(model, name) for name in CONSTANTS}
@@ -215,7 +215,7 @@ def test_worlds_move_as_compiled_models(machine, name):
     sim.refresh()
     models = [compiled(scene, name, param, value) for value in values]
     for world, model in enumerate(models):
-        for constant, found in constants_of(sim, world).items():
+        for constant, found in world_constants(sim, world).items():
             expected = getattr(model, constant)
             np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-6, err_msg=f"{constant} of world {world}")
     expected = np.stack([stepped(model, sim, 3) for model in models])
@@ -306,8 +306,8 @@ def test_state_dict_restores_parameters(backend):
     for param, restored in zip(params, others, strict=True):
         assert torch.equal(param.value, restored.value), param.name
     for world in range(NUM):
-        for constant, value in constants_of(sim, world).items():
-            np.testing.assert_array_equal(value, constants_of(other, world)[constant], err_msg=constant)
+        for constant, value in world_constants(sim, world).items():
+            np.testing.assert_array_equal(value, world_constants(other, world)[constant], err_msg=constant)
     other.step(4)
     assert torch.equal(velocity(sim), velocity(other))
 

@@ -28,7 +28,7 @@ def same_random_states(ants):
     return sims, robots
 
 
-def worst(left: torch.Tensor, right: torch.Tensor) -> float:
+def max_error(left: torch.Tensor, right: torch.Tensor) -> float:
     return (left - right).abs().max().item()
 
 
@@ -39,8 +39,8 @@ def test_one_step_from_random_states_agrees(same_random_states):
     # 6e-5 is typical; with pyramidal cones it would be 0.46 (see Scene)
     for name in ("joint_vel", "root_lin_vel", "root_ang_vel"):
         left, right = (getattr(robot, name) for robot in robots)
-        assert worst(left, right) <= 2e-4, name
-    assert worst(reference.qpos, sim.qpos) <= 5e-6
+        assert max_error(left, right) <= 2e-4, name
+    assert max_error(reference.qpos, sim.qpos) <= 5e-6
     assert not sim.overflow.any()
     assert not sim.diverged.any()
 
@@ -58,7 +58,7 @@ def test_joints_at_their_limits_move_alike(ants, side):
         robot.set_state(everywhere(sim), root_pos=height, joint_pos=limit, joint_vel=velocity)
         sim.refresh()
         sim.step(1)
-    assert worst(*(robot.joint_vel for robot in robots)) <= 1e-4
+    assert max_error(*(robot.joint_vel for robot in robots)) <= 1e-4
 
 
 def test_contact_wrenches_agree(same_random_states):
@@ -83,7 +83,7 @@ def test_body_poses_and_velocities_agree(same_random_states):
     for _ in range(2):
         for name, tolerance in (("pos", 2e-5), ("quat", 2e-5), ("lin_vel", 1e-3), ("ang_vel", 1e-3)):
             left, right = (getattr(body, name) for body in bodies)
-            assert worst(left, right) <= tolerance, name
+            assert max_error(left, right) <= tolerance, name
         for one in (reference, sim):
             one.step(1)
 
@@ -117,5 +117,5 @@ def test_pendulum_trajectories_agree_for_one_second(other):
         arm.actuate(torch.full((8, 1), 0.3))
         sim.refresh()
         advance(sim, 200)
-    assert worst(arms[0].joint_pos, arms[1].joint_pos) <= 2e-3
-    assert worst(arms[0].joint_vel, arms[1].joint_vel) <= 2e-2
+    assert max_error(arms[0].joint_pos, arms[1].joint_pos) <= 2e-3
+    assert max_error(arms[0].joint_vel, arms[1].joint_vel) <= 2e-2

@@ -30,7 +30,7 @@ angle = st.floats(-math.pi, math.pi)
 
 @st.composite
 def rotations(draw) -> Tensor:
-    """Unit quaternions, evenly enough over all rotations."""
+    """Draw unit quaternions that cover all rotations."""
     quat = torch.tensor(draw(st.tuples(*[component] * 4)), dtype=torch.float64)
     if quat.norm() < 1e-3:
         quat = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
@@ -38,7 +38,7 @@ def rotations(draw) -> Tensor:
 
 
 def rodrigues(axis: Tensor, angle: float) -> Tensor:
-    """Rotation matrix I + sin(a) K + (1 - cos(a)) K^2 about a unit axis."""
+    """Return the rotation matrix I + sin(a) K + (1 - cos(a)) K^2 about a unit axis."""
     x, y, z = axis.double().tolist()
     k = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
     eye = torch.eye(3, dtype=torch.float64)
@@ -46,7 +46,7 @@ def rodrigues(axis: Tensor, angle: float) -> Tensor:
 
 
 def matrix(quat: Tensor) -> Tensor:
-    """Rotation matrix of a unit quaternion through its axis and angle."""
+    """Return the rotation matrix of a unit quaternion by its axis and angle."""
     quat = quat.double()
     sine = quat[1:].norm()
     if sine < 1e-12:

@@ -1,4 +1,4 @@
-"""Tests of the registry of simulators and of the choice among them."""
+"""Tests of the simulator registry and of the choice of a simulator."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ def test_unused_buffer_sizes_cause_a_warning(caplog):
         for name, shown in (("mjwarp", {"njmax": 20, "nconmax": 30}), ("mujoco", {})):
             sim = make_sim(ball_scene(), SimChoice(name, torch.device("cpu"), "test"), 2, cfg)
             assert sim.buffers == shown
-    [line] = caplog.messages
-    assert "sim.njmax and sim.nconmax have no effect: sim=mujoco" in line
+    assert ["no effect: sim=mujoco" in line for line in caplog.messages] == [True]
 
 
 def test_sim_name_accepts_registered_simulators():

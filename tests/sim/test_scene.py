@@ -216,7 +216,7 @@ def test_masses_and_inertias_equal_the_file_alone(tmp_path: Path, compiler: str,
     alone = mujoco.MjModel.from_xml_path(str(file))
     scene = Scene(physics_hz=100)
     scene.add_ground()
-    scene.add("ant", ANT)  # whose mass is not the cheetah's
+    scene.add("ant", ANT)  # `settotalmass` must not scale the ant
     scene.add("cheetah", file)
     bodies = [scene.model.body(f"cheetah/{alone.body(i).name}").id for i in range(1, alone.nbody)]
     np.testing.assert_array_equal(scene.model.body_mass[bodies], alone.body_mass[1:])
@@ -244,7 +244,7 @@ OPTIONS = {
 def test_file_option_is_kept(option: str):
     xml = cheetah(option=f'timestep="0.5" {option}="{OPTIONS[option]}"')
     scene = scene_with(100, cheetah=xml)
-    scene.add("other", mujoco.MjSpec.from_string(xml))  # agrees
+    scene.add("other", mujoco.MjSpec.from_string(xml))  # equal options do not conflict
     alone = mujoco.MjModel.from_xml_string(xml)
     for field in (field for field in dir(alone.opt) if not field.startswith("_") and field != "timestep"):
         np.testing.assert_array_equal(getattr(scene.model.opt, field), getattr(alone.opt, field), err_msg=field)

@@ -113,7 +113,7 @@ def test_gaps_have_the_configured_width(terrain, level):
     line = middle_line(terrain, "gap", level)
     width = 0.2 + 0.8 * level / LEVELS
     assert set(line) == {0.0, np.float32(-1.0)}
-    assert (line < 0).sum() + 1 == round(width / RESOLUTION)  # from the last point that is level to the next
+    assert (line < 0).sum() + 1 == round(width / RESOLUTION)  # between the level points on both sides
 
 
 def test_overlapping_obstacles_do_not_add_up(terrain):
@@ -263,7 +263,7 @@ def test_falling_balls_stay_above_steps_and_slopes(name, num):
         sim.step(1)
         x, y, z = ball.root_pos.unbind(dim=1)
         clearance = z - terrain.height(x, y)
-        assert (clearance < 0.0).sum() <= 1  # for a moment, in the side of a step
+        assert (clearance < 0.0).sum() <= 1  # a ball may briefly penetrate the side of a step
         touched |= clearance < radius
     assert touched.float().mean() > 0.95 and clearance.min() > 0.0
     assert not sim.overflow.any() and not sim.diverged.any()
