@@ -61,7 +61,7 @@ def rays(height: int, width: int, fovy: float) -> Tensor:
     return torch.stack(torch.broadcast_tensors(right, up[:, None]), dim=-1)
 
 
-@pytest.fixture(params=SIMS, ids=lambda param: f"{param[0]}, {param[1]} threads")
+@pytest.fixture(params=SIMS, ids=lambda param: f"{param[0]}-{param[1]}-threads")
 def make_sim(request: pytest.FixtureRequest) -> Callable[..., Sim]:
     name, threads = request.param
     return lambda scene, num_envs=3, **changes: make(name, scene, num_envs, num_threads=threads, **changes)

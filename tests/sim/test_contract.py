@@ -411,15 +411,15 @@ def test_two_articulations_are_independent(backend):
 
 
 WRONG_SHAPES = {
-    "one number for all actuators": (
+    "control-of-one-column": (
         lambda ant: ant.actuate(torch.zeros(4, 1)),
         {"key": "'ant'.actuate(): control", "got": [4, 1], "hint": "Try num_actions = 8 if the action is the control"},
     ),
-    "joint positions": (
+    "joint-positions": (
         lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_pos=torch.zeros(4, 1)),
         {"key": "'ant'.set_state(): joint_pos", "got": [4, 1]},
     ),
-    "a mask of one env": (
+    "mask-of-one-env": (
         lambda ant: ant.set_state(torch.ones(1, dtype=torch.bool), root_pos=torch.zeros(1, 3)),
         {"key": "'ant'.set_state(): where", "expected": "a tensor of shape [4]", "got": [1]},
     ),
