@@ -1,4 +1,4 @@
-"""Motion clips: files of ours and of others, what is wrong in them, other robots, and clips that we make."""
+"""Tests of motion clips: our files and those of Isaac Lab and mjlab, errors, other robots, shipped clips."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def trot() -> Clip:
     return load(MOTIONS / "go1_trot.npz")
 
 
-def arrays_of(clip: Clip) -> dict[str, np.ndarray]:
+def as_arrays(clip: Clip) -> dict[str, np.ndarray]:
     return {field.name: np.array(getattr(clip, field.name)) for field in fields(Clip)}
 
 
-def refused(file: Path, scene: Scene | None = None) -> str:
+def rejection(file: Path, scene: Scene | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
         load(file) if scene is None else load_for(file, scene, "robot")
     text = str(caught.value)
@@ -58,44 +58,44 @@ def refused(file: Path, scene: Scene | None = None) -> str:
     return text
 
 
-# -- files -------------------------------------------------------------------------------------
+# -- our files ---------------------------------------------------------------------------------
 
 
-def test_a_clip_is_read_as_it_was_written(trot, tmp_path):
+def test_clip_round_trip_is_exact(trot, tmp_path):
     save(tmp_path / "x.npz", trot)
-    for name, value in arrays_of(load(tmp_path / "x.npz")).items():
+    for name, value in as_arrays(load(tmp_path / "x.npz")).items():
         assert np.array_equal(value, getattr(trot, name)), name
 
 
 BAD = {
-    "no joints' names": (lambda a: a.pop("joint_names"), "lacks joint_names"),
-    "two rates": (lambda a: a.update(fps=np.array([50.0, 60.0])), "fps: expected one number"),
-    "a name twice": (lambda a: a["body_names"].__setitem__(2, "trunk"), "duplicate name 'trunk'"),
-    "a joint too few": (lambda a: a.update(joint_pos=a["joint_pos"][:, 1:]), "joint_pos: expected shape [201, 12]"),
-    "not finite": (lambda a: a["body_pos_w"].__setitem__((7, 0, 0), np.nan), "body_pos_w: not finite in frame 7"),
-    "too large": (lambda a: a.update(joint_vel=a["joint_vel"].astype(float) + 1e300), "joint_vel: not finite"),
-    "not of length 1": (lambda a: a["body_quat_w"].__setitem__((5, 1), 0.1), "FR_hip in frame 5"),
+    "no-joint-names": (lambda a: a.pop("joint_names"), "lacks joint_names"),
+    "two-rates": (lambda a: a.update(fps=np.array([50.0, 60.0])), "fps: expected one number"),
+    "duplicate-name": (lambda a: a["body_names"].__setitem__(2, "trunk"), "duplicate name 'trunk'"),
+    "joint-too-few": (lambda a: a.update(joint_pos=a["joint_pos"][:, 1:]), "joint_pos: expected shape [201, 12]"),
+    "non-finite": (lambda a: a["body_pos_w"].__setitem__((7, 0, 0), np.nan), "body_pos_w: not finite in frame 7"),
+    "too-large": (lambda a: a.update(joint_vel=a["joint_vel"].astype(float) + 1e300), "joint_vel: not finite"),
+    "quaternion-not-normalised": (lambda a: a["body_quat_w"].__setitem__((5, 1), 0.1), "FR_hip in frame 5"),
     "text": (lambda a: a.update(joint_pos=a["joint_pos"].astype(str)), "joint_pos: expected numbers"),
-    "no rate": (lambda a: a.update(fps=np.array(0)), "fps: expected frames per second"),
-    "no list of names": (lambda a: a.update(joint_names=np.array("hip")), "joint_names: expected a list"),
-    "one frame": (lambda a: a.update({k: v[:1] for k, v in a.items() if v.ndim > 1}), ": 1 frames"),
-    "a wrong rate": (lambda a: a.update(fps=np.array(100)), "Try fps=50 or so, not 100"),
+    "no-rate": (lambda a: a.update(fps=np.array(0)), "fps: expected frames per second"),
+    "names-not-a-list": (lambda a: a.update(joint_names=np.array("hip")), "joint_names: expected a list"),
+    "one-frame": (lambda a: a.update({k: v[:1] for k, v in a.items() if v.ndim > 1}), ": 1 frames"),
+    "wrong-rate": (lambda a: a.update(fps=np.array(100)), "Try fps=50 or so, not 100"),
     "degrees": (lambda a: a.update(joint_vel=np.degrees(a["joint_vel"])), "joint_vel: does not match"),
-    "other axes": (lambda a: a.update(body_ang_vel_w=a["body_ang_vel_w"][..., [1, 2, 0]]), "changes of body_quat_w"),
-    "velocities backwards": (lambda a: a.update(body_lin_vel_w=-a["body_lin_vel_w"]), "origins"),
+    "swapped-axes": (lambda a: a.update(body_ang_vel_w=a["body_ang_vel_w"][..., [1, 2, 0]]), "changes of body_quat_w"),
+    "backward-velocities": (lambda a: a.update(body_lin_vel_w=-a["body_lin_vel_w"]), "origins"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_invalid_clips_are_refused(trot, tmp_path, kind):
+def test_invalid_clip_is_rejected(trot, tmp_path, kind):
     change, words = BAD[kind]
-    arrays = arrays_of(trot)
+    arrays = as_arrays(trot)
     change(arrays)
     np.savez(tmp_path / "x.npz", **arrays)
-    assert words in refused(tmp_path / "x.npz")
+    assert words in rejection(tmp_path / "x.npz")
 
 
-def test_an_unreadable_clip_is_not_written(trot, tmp_path):
+def test_unreadable_clip_is_not_written(trot, tmp_path):
     jump = trot.body_pos_w.copy()
     jump[100:] -= [30.0, 0.0, 0.0]
     with pytest.raises(ConfigError, match=r"^body_lin_vel_w: does not match"):
@@ -127,9 +127,9 @@ def objects() -> bytes:
 
 
 def names(shape: str, kind: str, data: bytes = b"") -> bytes:
-    """A clip with a list of names that a few bytes of its file stand for."""
+    """Return a clip whose list of names is given by a few bytes of its file."""
     file = io.BytesIO()
-    np.savez(file, **{name: value for name, value in arrays_of(load(MOTIONS / "go1_trot.npz")).items() if "_w" in name})
+    np.savez(file, **{name: value for name, value in as_arrays(load(MOTIONS / "go1_trot.npz")).items() if "_w" in name})
     with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
         for name in ("joint_pos", "joint_vel"):
             archive.writestr(f"{name}.npy", header("(201, 12)") + bytes(201 * 12 * 4))
@@ -140,37 +140,37 @@ def names(shape: str, kind: str, data: bytes = b"") -> bytes:
 
 
 LETTERS = np.arange(0x4E00, 0x4E00 + 9_999, dtype="<u4")
-STRANGE = {
-    "empty": (b"", "not an npz file: it is empty"),
-    "text": (b"time,x,y\n0,1,2\n", "File is not a zip file"),
-    "a pickle": (pickle.dumps(Evil()), "File is not a zip file"),
-    "a pickle inside": (objects(), "it holds Python objects, which could run code"),
-    "a pickle as an array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "not an npz file: "),
-    "an array larger than its file": (as_zip("joint_pos.npy", header("(10**12,)")), "not an npz file: "),
-    "20 million names of no letters": (names("(20_000_000,)", "<U0"), "larger than its entry"),
-    "a name of a million letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names: expected a list"),
-    "names that are numbers": (names("(1,)", "<f4", bytes(4)), "joint_names: expected a list"),
-    "a name twice, behind all others": (
+HOSTILE = {
+    "empty": (b"", "is empty"),
+    "text": (b"time,x,y\n0,1,2\n", "not a zip file"),
+    "pickle": (pickle.dumps(Evil()), "not a zip file"),
+    "pickle-inside": (objects(), "Python objects"),
+    "pickle-as-array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "not an npz file: "),
+    "array-larger-than-file": (as_zip("joint_pos.npy", header("(10**12,)")), "not an npz file: "),
+    "20-million-empty-names": (names("(20_000_000,)", "<U0"), "larger than its entry"),
+    "name-of-a-million-letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names: expected a list"),
+    "numbers-as-names": (names("(1,)", "<f4", bytes(4)), "joint_names: expected a list"),
+    "duplicate-last-name": (
         names("(10_000,)", "<U1", LETTERS.tobytes() + LETTERS[-1:].tobytes()),
         f"duplicate name {chr(LETTERS[-1])!r}",
     ),
-    "a bomb": (as_zip("joint_pos.npy", bytes(6 << 20)), "has more than 5242880 bytes unpacked"),
+    "zip-bomb": (as_zip("joint_pos.npy", bytes(6 << 20)), "has more than 5242880 bytes unpacked"),
 }
 
 
-@pytest.mark.parametrize("kind", STRANGE)
-def test_hostile_files_are_refused(tmp_path, monkeypatch, kind):
-    content, words = STRANGE[kind]
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_clip_file_is_rejected_quickly(tmp_path, monkeypatch, kind):
+    content, words = HOSTILE[kind]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(clips, "CLIP_BYTES", 5 << 20)
     (tmp_path / "x.npz").write_bytes(content)
     started = time.process_time()
-    assert words in refused(tmp_path / "x.npz")
+    assert words in rejection(tmp_path / "x.npz")
     assert time.process_time() - started < 0.5
     assert not (tmp_path / "executed").exists()
 
 
-def test_damaged_files_are_refused(trot, tmp_path):
+def test_damaged_clip_files_are_rejected(trot, tmp_path):
     save(tmp_path / "x.npz", trot)
     whole, rng = (tmp_path / "x.npz").read_bytes(), np.random.default_rng(1)
     refusals = 0
@@ -186,27 +186,27 @@ def test_damaged_files_are_refused(trot, tmp_path):
     assert refusals == 30
 
 
-def test_missing_files_and_folders_are_refused(tmp_path):
+def test_missing_clip_files_and_folders_are_rejected(tmp_path):
     for path in (tmp_path / "no.npz", tmp_path, tmp_path / f"{'x' * 5000}.npz"):
-        assert "no such file" in refused(path)
+        assert "no such file" in rejection(path)
 
 
-# -- files of others ---------------------------------------------------------------------------
+# -- files of other libraries ------------------------------------------------------------------
 
 
 def test_isaac_lab_files_are_read(trot, go1, tmp_path):
-    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(trot).items()}
+    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in as_arrays(trot).items()}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array(50, dtype=np.int64)})
     assert set(arrays) >= {"dof_names", "dof_positions", "body_rotations", "body_angular_velocities"}
     read = load(tmp_path / "x.npz")
-    assert all(np.array_equal(value, getattr(read, name)) for name, value in arrays_of(trot).items())
+    assert all(np.array_equal(value, getattr(read, name)) for name, value in as_arrays(trot).items())
     assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
 
 
 @pytest.mark.parametrize("height", [-0.05, 0.02])
-def test_isaac_lab_clips_are_lifted_out_of_the_ground(trot, go1, tmp_path, height):
+def test_isaac_lab_clip_is_lifted_above_the_ground(trot, go1, tmp_path, height):
     low = replace(trot, body_pos_w=trot.body_pos_w + np.float32([0.0, 0.0, height]))
-    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in arrays_of(low).items()}
+    arrays = {clips.ISAAC_LAB.get(name, name): value for name, value in as_arrays(low).items()}
     np.savez(tmp_path / "x.npz", **arrays)
     read = load_for(tmp_path / "x.npz", go1, "robot", ["RL_calf", "FR_calf"])
     expected = trot.body_pos_w[:, [12, 3]] + [0.0, 0.0, max(0.0, height)]
@@ -224,7 +224,7 @@ ARM = """
 
 
 def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
-    """Its three numbers are a rotation vector and an angular velocity in the outer link's frame, not hinges' angles."""
+    """Isaac Lab stores rotation vectors and angular velocities in the outer link's frame, not hinge angles."""
     scene = Scene(60.0)
     scene.add("robot", mujoco.MjSpec.from_string(ARM))
     time = np.arange(121)[:, None] / 60.0
@@ -232,7 +232,7 @@ def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
     rates = np.gradient(angles, 1.0 / 60.0, axis=0)
     qpos = np.concatenate([np.tile([0, 0, 1, 0.6, 0, 0.8, 0], (121, 1)), angles], axis=1)
     clip = from_states(scene, "robot", qpos, np.concatenate([np.zeros((121, 6)), rates], axis=1), 60.0)
-    arrays, ball, turning = arrays_of(clip), np.zeros((121, 3)), np.zeros((121, 3))
+    arrays, ball, turning = as_arrays(clip), np.zeros((121, 3)), np.zeros((121, 3))
     for frame, (quats, spins) in enumerate(zip(clip.body_quat_w, clip.body_ang_vel_w, strict=True)):
         base, arm = quats[:2].astype(float)
         relative, inverse, back = np.zeros(4), np.zeros(4), np.zeros(4)
@@ -247,30 +247,30 @@ def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
     read = load_for(tmp_path / "x.npz", scene, "robot")
     assert np.allclose(read.joint_pos, clip.joint_pos, atol=1e-4)
     assert np.allclose(read.joint_vel, clip.joint_vel, atol=1e-3)
-    np.savez(tmp_path / "y.npz", **arrays)  # a file of ours has hinges: these are none
-    assert "does not match the joints of 'robot'" in refused(tmp_path / "y.npz", scene)
+    np.savez(tmp_path / "y.npz", **arrays)  # in our format these values would be hinge angles
+    assert "does not match" in rejection(tmp_path / "y.npz", scene)
 
 
-def test_mjlab_files_get_the_robots_names(trot, go1, g1, tmp_path):
-    arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
+def test_mjlab_file_gets_the_robots_names(trot, go1, g1, tmp_path):
+    arrays = {name: value for name, value in as_arrays(trot).items() if not name.endswith("names")}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
-    assert "lacks joint_names, body_names" in refused(tmp_path / "x.npz")
+    assert "lacks joint_names, body_names" in rejection(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", x=np.zeros(3))
-    assert "it has nothing" in refused(tmp_path / "y.npz", go1)  # the robot's names are not in the file
+    assert "it has nothing" in rejection(tmp_path / "y.npz", go1)  # names of the robot do not count as the file's
     assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
-    assert "joint_pos: expected shape [201, 29]" in refused(tmp_path / "x.npz", g1)
+    assert "joint_pos: expected shape [201, 29]" in rejection(tmp_path / "x.npz", g1)
 
 
-def test_wrong_orders_without_names_are_refused(trot, go1, tmp_path):
-    """PhysX numbers bodies and joints by their distance from the root: hips first, then thighs, then calves."""
-    arrays = {name: value for name, value in arrays_of(trot).items() if not name.endswith("names")}
+def test_wrong_order_without_names_is_rejected(trot, go1, tmp_path):
+    """PhysX orders bodies and joints breadth-first: hips, then thighs, then calves."""
+    arrays = {name: value for name, value in as_arrays(trot).items() if not name.endswith("names")}
     breadth = [0, 1, 4, 7, 10, 2, 5, 8, 11, 3, 6, 9, 12]
     bodies = {name: value[:, breadth] for name, value in arrays.items() if name.startswith("body")}
     joints = [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
     both = bodies | {name: value[:, joints] for name, value in arrays.items() if name.startswith("joint")}
     for other in (bodies, both):
         np.savez(tmp_path / "x.npz", **{**arrays, **other})
-        assert "does not match the joints of 'robot'" in refused(tmp_path / "x.npz", go1)
+        assert "does not match" in rejection(tmp_path / "x.npz", go1)
 
 
 # -- other robots ------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def shuffled(clip: Clip, seed: int = 0) -> Clip:
     rng = np.random.default_rng(seed)
     orders = {"joint": rng.permutation(len(clip.joint_names)), "body": rng.permutation(len(clip.body_names))}
     changed = {}
-    for name, value in arrays_of(clip).items():
+    for name, value in as_arrays(clip).items():
         order = orders.get(name.partition("_")[0])
         changed[name] = value if order is None else value[order] if value.ndim == 1 else value[:, order]
         if value.dtype.kind == "U":
@@ -290,16 +290,16 @@ def shuffled(clip: Clip, seed: int = 0) -> Clip:
 
 def test_joints_and_bodies_are_found_by_name(trot, go1):
     fitted = fit(shuffled(trot), go1, "robot")
-    assert all(np.array_equal(value, getattr(fitted, name)) for name, value in arrays_of(trot).items())
+    assert all(np.array_equal(value, getattr(fitted, name)) for name, value in as_arrays(trot).items())
     some = fit(shuffled(trot), go1, "robot", ["RL_calf", "FR_calf"])
     assert some.body_names == ("RL_calf", "FR_calf")
     assert np.array_equal(some.body_pos_w, trot.body_pos_w[:, [12, 3]])
 
 
-def test_a_clip_of_another_robot_is_refused_by_name(trot, go1, g1):
+def test_clip_of_another_robot_is_rejected(trot, go1, g1):
     with pytest.raises(ConfigError, match=r"no joints left_hip_pitch_joint, .* and 25 more .* of go1"):
         fit(trot, g1, "robot")
-    with pytest.raises(ConfigError, match=r"no bodies head of 'robot'"):
+    with pytest.raises(ConfigError, match="no bodies head"):
         fit(trot, go1, "robot", ["head"])
     renamed = replace(trot, joint_names=tuple(f"j{i}" for i in range(12)))
     with pytest.raises(ConfigError, match="12 joints j0, j1, j2, j3 "):
@@ -308,7 +308,7 @@ def test_a_clip_of_another_robot_is_refused_by_name(trot, go1, g1):
     assert robot_of(shuffled(trot)) == assets_dir() / "go1" / "go1.xml"
 
 
-def test_bodies_must_match_the_joints(trot, go1):
+def test_body_poses_must_match_the_joints(trot, go1):
     swapped = list(trot.body_names)
     swapped[3], swapped[6] = swapped[6], swapped[3]
     for wrong in (
@@ -316,15 +316,15 @@ def test_bodies_must_match_the_joints(trot, go1):
         replace(trot, body_quat_w=trot.body_quat_w[..., [1, 2, 3, 0]]),
         replace(trot, joint_pos=np.degrees(trot.joint_pos)),
     ):
-        with pytest.raises(ConfigError, match=r"in frame .* does not match the joints of 'robot'"):
+        with pytest.raises(ConfigError, match=r"in frame .* does not match"):
             fit(wrong, go1, "robot")
 
 
-# -- clips of states, and clips that we make ---------------------------------------------------
+# -- clips from states, and shipped clips ------------------------------------------------------
 
 
-def test_velocities_of_states_are_differences(go1):
-    """A body that turns and flies with joints that move: against differences of a path in much smaller steps."""
+def test_from_states_velocities_equal_finite_differences(go1):
+    """A flying, rotating body with moving joints against finite differences in much smaller steps."""
     model, dt = go1.model, 2e-4
     rng = np.random.default_rng(0)
     qvel = rng.normal(size=model.nv)
@@ -336,7 +336,7 @@ def test_velocities_of_states_are_differences(go1):
     clip = from_states(go1, "robot", np.stack(qpos), np.tile(qvel, (3, 1)), 1.0 / dt)
     exact = from_states(go1, "robot", np.stack(qpos)[[1, 1]], np.tile(qvel, (2, 1)), 50.0)
     assert np.allclose(exact.joint_vel[0], qvel[6:])
-    forward = [positions_of(go1, q) for q in qpos]
+    forward = [body_positions(go1, q) for q in qpos]
     difference = (forward[2] - forward[0]) / (2.0 * dt)
     assert np.allclose(exact.body_lin_vel_w[0], difference, atol=1e-3)
     assert np.allclose(clip.body_ang_vel_w[1], clips._turns(clip.body_quat_w.astype(np.float64))[1] / dt, atol=2e-2)
@@ -347,7 +347,7 @@ def mujoco_quat(rng: np.random.Generator) -> np.ndarray:
     return quat / np.linalg.norm(quat)
 
 
-def positions_of(scene: Scene, qpos: np.ndarray) -> np.ndarray:
+def body_positions(scene: Scene, qpos: np.ndarray) -> np.ndarray:
     data = mujoco.MjData(scene.model)
     data.qpos[:] = qpos
     mujoco.mj_kinematics(scene.model, data)
@@ -355,19 +355,19 @@ def positions_of(scene: Scene, qpos: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_made_clip_is_small_and_plausible(name):
+def test_shipped_clip_is_small_and_plausible(name):
     scene = robot(name.partition("_")[0])
     file, model = MOTIONS / f"{name}.npz", scene.model
     clip = load_for(file, scene, "robot")
     assert file.stat().st_size < 200_000 and clip.fps == FPS and 3.0 < clip.seconds < 6.0
-    # It ends where the next repetition begins.
+    # The clip loops: its last frame equals its first.
     assert np.allclose(clip.joint_pos[0], clip.joint_pos[-1], atol=2e-5)
     assert np.allclose(clip.joint_vel[0], clip.joint_vel[-1], atol=2e-3)
-    # Velocities are those of the positions.
+    # Velocities are the derivatives of the positions.
     for velocity, of in ((clip.joint_vel, clip.joint_pos), (clip.body_lin_vel_w, clip.body_pos_w)):
         difference = 0.5 * FPS * (of[2:] - of[:-2])
         assert np.abs(velocity[1:-1] - difference).max() < 0.05 * np.abs(velocity).max()
-    # Nothing is beyond a limit, in the ground or in another part of the robot.
+    # No joint exceeds its limits, and no geom penetrates the ground or another one.
     joints = list(scene.elements_of("robot", "joint").values())
     low, high = model.jnt_range[joints].T
     assert ((low < clip.joint_pos) & (clip.joint_pos < high)).all()
@@ -380,7 +380,7 @@ def test_a_made_clip_is_small_and_plausible(name):
 
 @pytest.fixture(scope="module")
 def script():
-    """The script beside the clips, as a module."""
+    """Script `make_clips.py` as a module."""
     spec = importlib.util.spec_from_file_location("make_clips", MOTIONS / "make_clips.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -393,7 +393,7 @@ def script():
 def test_shipped_clips_are_reproducible(script, name):
     pytest.importorskip("mink", reason="pip install mink")
     assert tuple(script.MAKERS) == MADE
-    made, shipped = arrays_of(script.MAKERS[name]()), arrays_of(load(MOTIONS / f"{name}.npz"))
+    made, shipped = as_arrays(script.MAKERS[name]()), as_arrays(load(MOTIONS / f"{name}.npz"))
     for key, value in made.items():
         if value.dtype.kind == "U":
             assert value.tolist() == shipped[key].tolist()

@@ -1,4 +1,4 @@
-"""Commands, levels and curricula: masks, ranges, the interval, distributions, and what a checkpoint restores."""
+"""Tests of commands, levels and curricula: masks, ranges, intervals, distributions, checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNT = 4
 
 
 class Follow(Task[TaskConfig]):
-    """Turns a wheel at the commanded speed; an env goes up a level when its episode ends."""
+    """Wheel that follows a commanded speed; an env rises one level when its episode ends."""
 
     Config = TaskConfig
 
@@ -105,7 +105,7 @@ def test_commands_are_uniform_in_their_ranges() -> None:
     assert together.abs() < 0.03
 
 
-def test_the_interval_counts_from_each_envs_last_draw() -> None:
+def test_resample_interval_counts_from_each_envs_last_draw() -> None:
     task = make_task()
     task.commands.resample(everywhere(task))
     late = torch.arange(task.num_envs) % 2 == 0
@@ -121,7 +121,7 @@ def test_the_interval_counts_from_each_envs_last_draw() -> None:
     assert draws == [(5, "early"), (7, "late"), (10, "early"), (12, "late")]
 
 
-def test_without_an_interval_commands_stay() -> None:
+def test_commands_without_interval_stay_constant() -> None:
     task = make_task()
     commands = Commands(task, RANGES)
     commands.resample(everywhere(task))
@@ -131,7 +131,7 @@ def test_without_an_interval_commands_stay() -> None:
     assert torch.equal(commands.value, before)
 
 
-def test_invalid_ranges_and_intervals_are_refused() -> None:
+def test_invalid_command_ranges_and_intervals_are_rejected() -> None:
     task = make_task()
     for limits in ((1.0, 0.0), (1.0,)):
         with raises(ConfigError, key="command 'speed'", got=list(limits)):
@@ -164,7 +164,7 @@ def test_levels_move_by_masks_and_stop_at_the_bottom() -> None:
     assert task.levels.value.tolist() == [1, 2, 3, 3, 0, 0, 2, 3]
 
 
-def test_the_highest_level_leads_to_a_random_one() -> None:
+def test_level_above_the_highest_is_random() -> None:
     task = make_task(num_envs=20_000)
     at_top = task.levels.value == COUNT - 1
     others = task.levels.value[~at_top].clone()
@@ -183,7 +183,7 @@ def curriculum(start: float | None, final: float) -> Curriculum:
 
 
 @pytest.mark.parametrize(("start", "final"), [(1.0, 0.2), (0.2, 1.0), (0.3, 0.3)])
-def test_a_curriculum_moves_after_windows_with_a_good_mean_until_its_final_value(start: float, final: float) -> None:
+def test_curriculum_advances_after_good_windows_to_its_final_value(start: float, final: float) -> None:
     part, value, window = curriculum(start, final), start, []
     scores = torch.rand(200, generator=torch.Generator().manual_seed(0)).tolist()
     values = []
@@ -199,7 +199,7 @@ def test_a_curriculum_moves_after_windows_with_a_good_mean_until_its_final_value
     assert value == final and len(set(values)) == (1 if start == final else 6)
 
 
-def test_without_a_start_the_value_is_final() -> None:
+def test_curriculum_without_start_has_its_final_value() -> None:
     part = curriculum(None, 0.2)
     part._value.fill_(1.0)
     for _ in range(8):
@@ -208,7 +208,7 @@ def test_without_a_start_the_value_is_final() -> None:
 
 
 @pytest.mark.parametrize(("saved", "value"), [(0.1, 0.2), (0.6, 0.6), (2.0, 1.0)])
-def test_a_restored_value_is_clamped_to_the_current_range(saved: float, value: float) -> None:
+def test_restored_curriculum_value_is_clamped_to_the_range(saved: float, value: float) -> None:
     random = EnvRandom(1, torch.device("cpu"), 0)
     trained, today = ({"part": curriculum(1.0, 0.2)} for _ in range(2))
     trained["part"]._value.fill_(saved)
@@ -220,7 +220,7 @@ def test_a_restored_value_is_clamped_to_the_current_range(saved: float, value: f
 # In an environment
 
 
-def test_commands_and_levels_change_at_the_end_of_an_episode() -> None:
+def test_commands_and_levels_change_at_episode_end() -> None:
     env = make_env(episode_length=10)
     obs = env.reset()["policy"]
     for _ in range(30):
@@ -235,7 +235,7 @@ def test_commands_and_levels_change_at_the_end_of_an_episode() -> None:
         assert torch.equal(before[~step.done, 4], obs[~step.done, 4])
 
 
-def test_a_checkpoint_restores_commands_ages_and_levels() -> None:
+def test_state_dict_restores_commands_ages_and_levels() -> None:
     env, other = make_env(seed=1), make_env(seed=2)
     env.reset()
     other.reset()

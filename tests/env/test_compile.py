@@ -1,6 +1,6 @@
-"""VecEnv.compile: compiled steps are the eager ones, each piece is one graph, and what cannot be compiled runs eagerly.
+"""Tests of `VecEnv.compile`: equal steps, one graph per piece, eager fallback.
 
-In processes of their own: the shape checks of the test run are no code for the compiler.
+Comparisons run in subprocesses: torch cannot compile the shape checks of the test run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from helpers.commands import run_command
 from helpers.task_envs import class_env
 
 TOLERANCE = 1e-4
-"""Of one step from the same state in kernels that torch wrote, relative and absolute: they round in another order."""
+"""Relative and absolute tolerance of one compiled step, whose kernels round in another order."""
 
 
 def make(task: str, num_envs: int = 16, task_class: type | None = None, sim: str = "mujoco") -> VecEnv:
@@ -41,7 +41,7 @@ def numbers(step: Step) -> dict[str, Tensor]:
 
 
 def compare(task: str, backend: str, steps: int, sim: str = "mujoco") -> None:
-    """Fails unless compiled steps are the eager ones, each piece is compiled once, and none runs eagerly."""
+    """Assert that compiled steps equal eager ones, and that each piece is compiled exactly once."""
     from torch._dynamo.utils import counters
 
     eager, compiled = make(task, sim=sim), make(task, sim=sim)
@@ -58,13 +58,13 @@ def compare(task: str, backend: str, steps: int, sim: str = "mujoco") -> None:
                 torch.testing.assert_close(
                     got[name], value, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
                 )
-            if tolerance:  # contacts make much of little
+            if tolerance:  # contacts amplify small differences
                 compiled.load_state_dict(eager.state_dict())
     assert counters["stats"]["unique_graphs"] == len(COMPILED), counters["stats"]
 
 
 def run(call: str) -> str:
-    """Runs a call of this file in a process of its own; returns what it logs."""
+    """Run a call of this file in a subprocess and return its log."""
     here = Path(__file__).resolve()
     paths = [str(here.parent), str(here.parents[1]), str(here.parents[2])]
     script = f"import logging, sys; logging.basicConfig(level=logging.WARNING)\nsys.path[:0] = {paths}\n"
@@ -76,24 +76,24 @@ def run(call: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(tasks().keys() - {"Cartpole"}))
-def test_traced_steps_are_the_eager_ones_bit_for_bit(task: str) -> None:
+def test_traced_steps_equal_eager_steps_bit_for_bit(task: str) -> None:
     assert "uncompiled" not in run(f"compare({task!r}, 'eager', 20)")
 
 
 @pytest.mark.slow
-def test_traced_steps_on_mujoco_warp_are_the_eager_ones_bit_for_bit() -> None:
+def test_traced_steps_on_mujoco_warp_equal_eager_steps() -> None:
     assert "uncompiled" not in run("compare('Cartpole', 'eager', 20, sim='mjwarp')")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("task", tasks())
-def test_compiled_steps_are_close_to_the_eager_ones(task: str) -> None:
+def test_compiled_steps_are_close_to_eager_steps(task: str) -> None:
     assert "uncompiled" not in run(f"compare({task!r}, 'inductor', 3)")
 
 
-class Waits(Cartpole):
-    """Reads a value in `rewards`, and has a number that changes from step to step in `observe`."""
+class DataDependent(Cartpole):
+    """Cartpole that branches on data in `rewards` and changes a number in `observe`."""
 
     number = 0.0
 
@@ -108,7 +108,7 @@ class Waits(Cartpole):
 
 
 def untraceable() -> None:
-    eager, compiled = make("Cartpole", task_class=Waits), make("Cartpole", task_class=Waits)
+    eager, compiled = make("Cartpole", task_class=DataDependent), make("Cartpole", task_class=DataDependent)
     with torch.no_grad():
         compiled.compile(backend="eager")
         for _ in range(4):
@@ -123,12 +123,12 @@ def both() -> None:
     untraceable()
 
 
-def test_traced_steps_equal_eager_ones_and_a_warning_names_uncompiled_code() -> None:
-    first, waits, changes = run("both()").splitlines()
-    assert first.endswith("compiled")  # nothing is said of steps that are traced
-    assert "Waits: the step after the physics runs uncompiled: Data-dependent branching in rewards() at " in waits
-    assert "test_compile.py:" in waits
-    assert "Waits: the observation runs uncompiled: task.number == " in changes
+def test_uncompiled_code_is_reported_and_steps_equal_eager() -> None:
+    first, branching, changes = run("both()").splitlines()
+    assert first.endswith("compiled")  # traced steps log nothing
+    assert "DataDependent: the step" in branching and "in rewards() at " in branching
+    assert "uncompiled" in branching and "test_compile.py:" in branching
+    assert "DataDependent: the observation" in changes and "uncompiled: task.number == " in changes
     assert "no longer holds # self.number += 1.0" in changes and "in observe" in changes
 
 
@@ -138,12 +138,12 @@ def twice() -> None:
 
 
 @pytest.mark.slow
-def test_every_env_is_compiled_separately() -> None:
+def test_each_env_is_compiled_separately() -> None:
     assert "uncompiled" not in run("twice()")
 
 
-class Remembers(Cartpole):
-    """Keeps numbers of its own between steps."""
+class Counting(Cartpole):
+    """Cartpole that counts its steps in a Python int."""
 
     calls = 0
 
@@ -156,9 +156,9 @@ class Remembers(Cartpole):
         self.steps += 1
 
 
-@pytest.mark.parametrize("task", ["Ant", "Remembers"])
-def test_a_first_step_before_the_compilation_leaves_no_trace(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"task": "Cartpole", "task_class": Remembers} if task == "Remembers" else {"task": task}
+@pytest.mark.parametrize("task", ["Ant", "Counting"])
+def test_warm_up_step_before_compilation_leaves_no_trace(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"task": "Cartpole", "task_class": Counting} if task == "Counting" else {"task": task}
     env, other = make(**given), make(**given)
     before = {name: value for name, value in vars(env.task).items() if isinstance(value, int)}
     guard, before_step = env.nan_guard, env.nan_guard.before_step

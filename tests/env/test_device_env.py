@@ -1,4 +1,4 @@
-"""A step on another device: the same values, in one copy."""
+"""Tests of moving a step to another device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.env import Step
 from gpusim_rl.env.device_env import GROUPS, MASKS, NUMBERS, moved
 
 
-def a_step(*, skipped: bool) -> Step:
+def make_step(*, skipped: bool) -> Step:
     torch.manual_seed(0)
 
     def mask() -> torch.Tensor:
@@ -29,7 +29,7 @@ def a_step(*, skipped: bool) -> Step:
 
 
 class Copies(TorchDispatchMode):
-    """Counts copies to another device."""
+    """Counter of copies to another device."""
 
     count = 0
 
@@ -39,10 +39,10 @@ class Copies(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("skipped", [False, True])
-def test_a_step_moves_in_one_copy_with_the_same_values(skipped: bool) -> None:
-    step = a_step(skipped=skipped)
+def test_step_moves_to_another_device_in_one_copy(skipped: bool) -> None:
+    step = make_step(skipped=skipped)
     with Copies() as copies:
-        found = moved(step, torch.device("cpu", 0))  # not the same device as cpu, for torch
+        found = moved(step, torch.device("cpu", 0))  # torch treats cpu:0 and cpu as different devices
     assert copies.count <= 1
     for field in dataclasses.fields(Step):
         before, after = getattr(step, field.name), getattr(found, field.name)
@@ -60,6 +60,6 @@ def test_every_field_of_a_step_is_moved() -> None:
     assert {*NUMBERS, *GROUPS, *MASKS} == {field.name for field in dataclasses.fields(Step)}
 
 
-def test_on_the_same_device_it_is_the_same_step() -> None:
-    step = a_step(skipped=False)
+def test_step_on_the_same_device_is_not_copied() -> None:
+    step = make_step(skipped=False)
     assert moved(step, torch.device("cpu")) is step

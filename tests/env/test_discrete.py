@@ -1,4 +1,4 @@
-"""Tasks with discrete actions: indices are clamped, the task gets int64, and our algorithms learn them."""
+"""Tests of tasks with discrete actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_env(num_envs: int = 4, *, task_class: Any = None, **task: Any) -> VecEn
     return env
 
 
-def test_two_choices_are_the_two_largest_forces() -> None:
+def test_two_choices_equal_the_extreme_actions() -> None:
     continuous, discrete = make_env(), make_env(discrete=True)
     assert continuous.action_space == Box(1, 1.0) and discrete.action_space == MultiDiscrete((2,))
     generator = torch.Generator().manual_seed(0)
@@ -38,19 +38,19 @@ def test_two_choices_are_the_two_largest_forces() -> None:
         assert not step.diverged.any()
 
 
-def test_an_index_that_is_no_option_becomes_the_nearest() -> None:
+def test_out_of_range_index_is_clamped() -> None:
     env, other = make_env(discrete=True), make_env(discrete=True)
     step, expected = env.step(torch.tensor([[-5], [0], [7], [1]])), other.step(torch.tensor([[0], [0], [1], [1]]))
     assert torch.equal(step.obs["policy"], expected.obs["policy"]) and not step.diverged.any()
     assert env.task.actions.dtype == torch.int64
 
 
-def test_numbers_in_place_of_indices_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"needs indices of type torch\.int64, got torch\.float32"):
+def test_float_actions_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"torch\.int64, got torch\.float32"):
         make_env(discrete=True).step(torch.zeros(4, 1))
 
 
-def test_invalid_choices_are_refused() -> None:
+def test_invalid_choices_are_rejected() -> None:
     base: Any = prepare("Cartpole").task_class
 
     class Wrong(base):
@@ -63,16 +63,16 @@ def test_invalid_choices_are_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["actions", "latency"])
-def test_discrete_actions_are_neither_noisy_nor_late(key: str) -> None:
+def test_noise_and_latency_of_discrete_actions_are_rejected(key: str) -> None:
     params = {key: {"range": [0, 2], "operation": "additive", "distribution": "gaussian"}}
-    with pytest.raises(ConfigError, match="Cartpole has discrete actions, which cannot be noisy or late"):
+    with pytest.raises(ConfigError, match="noisy or late"):
         make_env(discrete=True, randomize=True, randomization_params=params)
 
 
 @pytest.mark.parametrize(
     "algo", ["ppo", "dqn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a2c", "reinforce", "impala"))]
 )
-def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
+def test_discrete_task_trains_and_is_evaluated(algo: str, tmp_path: Path) -> None:
     off_policy = {"learning_starts": 16, "batch_size": 8, "replay": {"capacity": 64}} if algo == "dqn" else {}
     settings = {algo: merged(SMALL, off_policy), "log": {"console": "quiet", "dir": str(tmp_path)}}
     settings |= {"task": {"discrete": True, "episode_length": 20}, "num_envs": 4, "max_iterations": 6}
@@ -84,6 +84,6 @@ def test_it_trains_resumes_and_is_evaluated(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["sac", "td3"])
-def test_algorithms_for_continuous_actions_refuse_discrete_ones(algo: str, tmp_path: Path) -> None:
+def test_continuous_algorithms_reject_discrete_actions(algo: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"algo={algo}"):
         make_trainer(prepare("Cartpole", algo=algo, task={"discrete": True}, log={"dir": str(tmp_path)}))

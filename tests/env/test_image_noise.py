@@ -1,4 +1,4 @@
-"""Noise of images: what it does to them, where it is seen, and how it goes on."""
+"""Tests of image noise: shift, brightness, clean copies, resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPE = (6, 9, 2)
 BOTH = {"camera": {"shift": 2, "brightness": [0.7, 1.4]}}
 
 
-def noise_of(**camera: Any) -> ImageNoise:
+def make_noise(**camera: Any) -> ImageNoise:
     return ImageNoise({"camera": camera}, {"camera": SHAPE}, 400, torch.device("cpu"), 1)
 
 
@@ -40,7 +40,7 @@ def make_env(observations: dict[str, Any] | None = None, task: str = "CartpoleCa
     return gpusim_rl.make_env(task, num_envs=16, sim="mujoco", device="cpu", seed=seed, task={**settings, **size})
 
 
-def noise_in(env: VecEnv) -> ImageNoise:
+def env_noise(env: VecEnv) -> ImageNoise:
     found = env._groups.image_noise
     assert found is not None
     return found
@@ -58,39 +58,39 @@ def trainer(folder: Path, **more: Any) -> Any:
 
 
 def test_images_shift_with_repeated_borders():
-    noise, images = noise_of(shift=2), pictures()
+    noise, images = make_noise(shift=2), pictures()
     around = functional.pad(images.movedim(3, 1).float(), (2,) * 4, mode="replicate").movedim(1, 3).to(torch.uint8)
     shifts = noise.shifts["camera"].tolist()
     for found, padded, (dy, dx) in zip(noise.apply("camera", images), around, shifts, strict=True):
         assert torch.equal(found, padded[2 + dy : 8 + dy, 2 + dx : 11 + dx])
-    assert len(noise.shifts["camera"].unique(dim=0)) == 25, "each of -2 to 2 along both sides"
+    assert len(noise.shifts["camera"].unique(dim=0)) == 25, "each of -2 to 2 in both directions"
     assert noise.factors == {}
 
 
-def test_brightness_multiplies_and_stays_within_bytes():
-    noise, images = noise_of(brightness=[0.5, 2.0]), pictures()
+def test_brightness_scales_and_saturates_bytes():
+    noise, images = make_noise(brightness=[0.5, 2.0]), pictures()
     factors = noise.factors["camera"].flatten().tolist()
     assert 0.5 <= min(factors) < 0.52 and 1.98 < max(factors) <= 2.0
     for found, image, factor in zip(noise.apply("camera", images), images.double(), factors, strict=True):
         exact = (image * factor).clamp(max=255.0)
-        assert (found - exact).abs().max() <= 0.5 + 1e-4, "the nearest byte"
+        assert (found - exact).abs().max() <= 0.5 + 1e-4, "not rounded to the nearest byte"
     noise.factors["camera"].fill_(1.0)
     assert torch.equal(noise.apply("camera", images), images)
     assert noise.shifts == {}
 
 
-def test_nothing_is_drawn_where_there_is_no_noise():
-    noise = noise_of(brightness=[1.0, 1.0])
+def test_neutral_settings_draw_no_noise():
+    noise = make_noise(brightness=[1.0, 1.0])
     assert noise.shifts == noise.factors == {} and torch.equal(noise.apply("camera", pictures()), pictures())
     env = make_env()
     env.reset()
     assert env._groups.image_noise is None and "images" not in env.state_dict()
 
 
-def test_noise_is_drawn_in_every_step_and_changes_only_images():
+def test_image_noise_is_drawn_each_step_and_changes_only_images():
     env, clean = make_env(BOTH), make_env()
     acted_on, true = env.reset()["camera"], clean.reset()["camera"]
-    noise, draws = noise_in(env), []
+    noise, draws = env_noise(env), []
     for action in torch.rand(20, 16, 1, generator=torch.Generator().manual_seed(1)) * 2 - 1:
         assert torch.equal(acted_on, noise.apply("camera", true))
         draws.append(torch.cat([noise.shifts["camera"], noise.factors["camera"].flatten(1)], dim=1).clone())
@@ -105,7 +105,7 @@ def test_noise_is_drawn_in_every_step_and_changes_only_images():
     assert not torch.equal(acted_on, true)
 
 
-def test_terms_and_images_may_both_be_noisy(monkeypatch):
+def test_terms_and_images_can_both_be_noisy(monkeypatch):
     def observe(self: Any) -> Any:
         return {**images_alone(self), "policy": {"pole_vel": self.robot.joint_vel[:, 1:]}}
 
@@ -118,8 +118,8 @@ def test_terms_and_images_may_both_be_noisy(monkeypatch):
     assert not torch.equal(obs["camera"], clean["camera"])
 
 
-def test_the_policy_acts_on_the_bytes_that_it_learns_from(tmp_path):
-    # One minibatch: its update is the first one after the rollout, and there the ratio is 1.
+def test_policy_acts_on_the_images_it_learns_from(tmp_path):
+    # With one epoch and one minibatch the only update uses the rollout's policy, so the ratio is 1.
     it = trainer(tmp_path, ppo={"epochs": 1, "minibatch_size": 64})
     act, seen = it.algorithm.act, []
     it.algorithm.act = lambda obs: (seen.append(obs["camera"].clone()), act(obs))[1]
@@ -129,7 +129,7 @@ def test_the_policy_acts_on_the_bytes_that_it_learns_from(tmp_path):
         assert abs(float(row["policy/kl"])) < 1e-6 and float(row["policy/clip_fraction"]) == 0.0
 
 
-def test_a_run_resumes_bit_for_bit(tmp_path):
+def test_run_with_image_noise_resumes_bit_for_bit(tmp_path):
     trainer(tmp_path / "whole", max_iterations=2).train()
     trainer(tmp_path / "parts", max_iterations=1).train()
     run = the_run(tmp_path / "parts")
@@ -141,7 +141,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
     assert read_csv(the_run(tmp_path / "whole")) == read_csv(run)
 
 
-def test_new_settings_are_drawn_at_a_resume():
+def test_resume_draws_new_settings():
     old, new = make_env(BOTH), make_env({"camera": {"brightness": [2.0, 2.0]}})
     old.reset(), new.reset()
     steps(old, 3)
@@ -152,18 +152,18 @@ def test_new_settings_are_drawn_at_a_resume():
     assert (shown.begin_from(old.state_dict())["camera"] != shown.clean_obs()["camera"]).any()
 
 
-def test_a_seed_fixes_it():
+def test_image_noise_is_reproducible_from_its_seed():
     first, second, other = make_env(BOTH), make_env(BOTH), make_env(BOTH, seed=4)
     assert torch.equal(first.reset()["camera"], second.reset()["camera"])
     assert torch.equal(steps(first, 5)[-1].obs["camera"], steps(second, 5)[-1].obs["camera"])
     other.reset(), steps(other, 5)
-    assert not torch.equal(noise_in(first).factors["camera"], noise_in(other).factors["camera"])
+    assert not torch.equal(env_noise(first).factors["camera"], env_noise(other).factors["camera"])
     other.seed(3), first.seed(3)
-    assert torch.equal(noise_in(first).factors["camera"], noise_in(other).factors["camera"])
+    assert torch.equal(env_noise(first).factors["camera"], env_noise(other).factors["camera"])
 
 
-def test_no_draw_waits_for_the_device_and_memory_stays():
-    noise, images = noise_of(shift=1, brightness=[0.9, 1.1]), pictures()
+def test_image_noise_neither_synchronises_nor_reallocates():
+    noise, images = make_noise(shift=1, brightness=[0.9, 1.1]), pictures()
     addresses = {name: tensor.data_ptr() for name, tensor in kept_tensors(vars(noise))}
     with SyncCounter() as syncs:
         for _ in range(3):
@@ -176,12 +176,12 @@ def test_no_draw_waits_for_the_device_and_memory_stays():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"camra": {"shift": 1}}, r"observations\.camra: .* Did you mean 'camera'"),
+        ({"camra": {"shift": 1}}, r"observations\.camra: .* mean 'camera'"),
         ({"camera": {"noise": 0.1}}, r"task\.observations\.camera\.noise"),
         ({"camera": {"shift": 12}}, r"camera\.shift: .* 12 x 20 pixels, got 12"),
         ({"camera": {"brightness": [1.2, 0.8]}}, r"camera\.brightness.* got \[1\.2, 0\.8\]"),
     ],
 )
-def test_invalid_settings_are_refused(settings, words):
+def test_invalid_image_noise_is_rejected(settings, words):
     with pytest.raises(ConfigError, match=words):
         make_env(settings).reset()

@@ -1,4 +1,4 @@
-"""Tensor maths for tasks, by hand."""
+"""Tests of tensor maths for tasks against hand-computed values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def t(*values: float) -> Tensor:
         ("tanh_squared", 1 - math.tanh(ATANH / 2) ** 2, 1 - math.tanh(ATANH * 2) ** 2),
     ],
 )
-def test_tolerance_by_hand(sigmoid: Any, at_half: float, at_two: float) -> None:
+def test_tolerance_matches_hand_computed_values(sigmoid: Any, at_half: float, at_two: float) -> None:
     x = t(1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 0.0)
     # bounds [1, 2], margin 1: distances 0, 0, 0, 0.5, 1, 2, 1
     value = tolerance(x, (1.0, 2.0), 1.0, sigmoid)
@@ -54,7 +54,7 @@ def test_tolerance_by_hand(sigmoid: Any, at_half: float, at_two: float) -> None:
 
 @pytest.mark.parametrize("sigmoid", SIGMOIDS)
 @pytest.mark.parametrize("at_margin", [0.05, 0.9])
-def test_tolerance_is_symmetric_falls_and_meets_the_margin(sigmoid: Any, at_margin: float) -> None:
+def test_tolerance_is_symmetric_monotonic_and_meets_the_margin(sigmoid: Any, at_margin: float) -> None:
     x = torch.linspace(0.0, 50.0, 1001, dtype=torch.float64)
     value = tolerance(x, (-1.0, 1.0), 2.0, sigmoid, at_margin)
     assert torch.equal(value, tolerance(-x, (-1.0, 1.0), 2.0, sigmoid, at_margin))
@@ -79,7 +79,7 @@ def test_tolerance_with_infinite_bounds_and_far_values() -> None:
 
 
 @pytest.mark.parametrize("sigmoid", ["linear", "quadratic", "cosine"])
-def test_tolerance_may_reach_zero_at_the_margin(sigmoid: Any) -> None:
+def test_tolerance_can_be_zero_at_the_margin(sigmoid: Any) -> None:
     assert tolerance(t(1.0), margin=1.0, sigmoid=sigmoid, value_at_margin=0.0).item() == (pytest.approx(0.0, abs=1e-12))
 
 
@@ -93,12 +93,12 @@ def test_tolerance_may_reach_zero_at_the_margin(sigmoid: Any) -> None:
         {"margin": 1.0, "sigmoid": "linear", "value_at_margin": -0.1},
     ],
 )
-def test_tolerance_refuses_invalid_arguments(arguments: dict[str, Any]) -> None:
+def test_tolerance_rejects_invalid_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="tolerance"):
         tolerance(t(0.0), **arguments)
 
 
-def test_wrap_angle() -> None:
+def test_wrap_angle_maps_to_plus_minus_pi() -> None:
     x = t(0.0, 1.0, -1.0, math.pi + 0.1, -math.pi - 0.1, 7 * math.pi, 100.0, -100.0)
     y = wrap_angle(x)
     assert (y >= -math.pi).all() and (y < math.pi).all()
@@ -111,7 +111,7 @@ def test_wrap_angle() -> None:
     assert (wrap_angle(x32).abs() <= math.pi + 1e-6).all()
 
 
-def test_unscale() -> None:
+def test_unscale_maps_the_range_to_plus_minus_one() -> None:
     low, high = t(-1.0, 0.0), t(1.0, 4.0)
     assert unscale(t(-1.0, 0.0), low, high).tolist() == [-1, -1]
     assert unscale(t(1.0, 4.0), low, high).tolist() == [1, 1]
@@ -133,7 +133,7 @@ def random_quat(*batch: int, seed: int = 0) -> Tensor:
     return quat / quat.norm(dim=-1, keepdim=True)
 
 
-def test_the_angle_between_orientations_by_hand() -> None:
+def test_quat_angle_matches_hand_computed_values() -> None:
     axis = t(0.0, 0.6, 0.8)
     angle = t(0.0, 1e-6, 0.1, 1.0, 3.0, math.pi, 4.0, -1.0)
     turned = quat_from_axis_angle(axis.expand(8, 3), angle)
@@ -150,13 +150,13 @@ def test_small_angles_survive_float32() -> None:
     assert quat_angle(turned, quat_from_axis_angle(axis, torch.zeros(1))).item() == pytest.approx(1e-4, rel=1e-3)
 
 
-def test_uniform_orientations() -> None:
+def test_quat_from_uniform_is_uniform() -> None:
     u = torch.rand(200_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     quat = quat_from_uniform(u)
     torch.testing.assert_close(quat.norm(dim=-1), torch.ones(len(u), dtype=torch.float64))
     assert (quat[:, 0] >= 0).all()
     assert quat_from_uniform(torch.zeros(1, 3)).isfinite().all()
-    # A uniform rotation carries any direction to a uniform one (each coordinate is uniform in [-1, 1]) ...
+    # A uniform rotation maps any direction to a uniform one (each coordinate is uniform in [-1, 1]) ...
     for axis in torch.eye(3, dtype=torch.float64):
         for coordinate in quat_rotate(quat, axis.expand(len(u), 3)).unbind(-1):
             assert (coordinate.sort().values - torch.linspace(-1, 1, len(u), dtype=torch.float64)).abs().max() < 0.01

@@ -1,4 +1,4 @@
-"""The NaN guard keeps the state and action before the first divergence, for a replay."""
+"""Tests of the NaN guard: state and action before the first divergence, and their replay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_env(task: str, num_envs: int, sim: str = "mujoco", **settings: Any) -> 
 
 
 def break_envs(env: VecEnv, *env_ids: int) -> None:
-    """Gives joints of these envs a speed that no simulator survives."""
+    """Make these envs diverge by an excessive joint speed."""
     articulation = env.sim.articulation(env.sim.scene.articulation_names[0])
     where = torch.zeros(env.num_envs, dtype=torch.bool)
     where[list(env_ids)] = True
@@ -30,7 +30,7 @@ def break_envs(env: VecEnv, *env_ids: int) -> None:
 
 
 @pytest.mark.parametrize("sim", ["mujoco", "mjwarp"])
-def test_the_first_diverged_env_is_kept_and_diverges_again_when_it_is_replayed(sim):
+def test_first_diverged_env_is_kept_and_replayed(sim):
     env = make_env("Ant", 5, sim)
     random = torch.Generator().manual_seed(1)
     for step in range(1, 8):
@@ -60,10 +60,10 @@ def test_the_first_diverged_env_is_kept_and_diverges_again_when_it_is_replayed(s
     assert again.step(first["action"].expand(2, -1)).diverged.all()
 
 
-def test_a_fixed_base_has_joints_only():
+def test_dump_of_a_fixed_base_has_only_joints():
     env = make_env("Pendulum", 3)
     break_envs(env, 1)
-    while env.nan_guard.read() is None:  # it spins
+    while env.nan_guard.read() is None:  # the pendulum spins until it diverges
         env.step(torch.zeros(3, 1))
     first = env.nan_guard.read()
     assert first is not None and first["env"] == 1
@@ -72,7 +72,7 @@ def test_a_fixed_base_has_joints_only():
     assert env.step(first["action"].expand(3, -1)).diverged.all()
 
 
-def test_the_guard_neither_synchronises_nor_allocates():
+def test_nan_guard_neither_synchronises_nor_allocates():
     env = make_env("Ant", 5)
     guard = NanGuard(env.sim, 8)
     diverged = torch.arange(5) == 2

@@ -1,4 +1,4 @@
-"""The law that moves a hand by torques, against the physics that it controls and against its definition."""
+"""Tests of operational-space control against simulated physics and its definition."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from helpers.scenes import everywhere, franka_scene, make
 @pytest.mark.parametrize(
     "backend", ["mujoco", *(pytest.param(sim, marks=pytest.mark.slow) for sim in ("mujoco-shared", "mjwarp", "newton"))]
 )
-def test_torques_of_the_controller_accelerate_the_hand_as_asked(backend):
-    # From rest, for a moment: before damping and velocity count. The robot carries its own weight.
+def test_torques_accelerate_the_hand_as_commanded(backend):
+    # One step from rest, before damping and velocity matter. Gravity is compensated.
     sim = make(backend, franka_scene(physics_hz=1e4), 32)
     robot = sim.articulation("franka")
     hand, dynamics = robot.bodies(["grip"]), robot.dynamics("grip")
@@ -30,12 +30,12 @@ def test_torques_of_the_controller_accelerate_the_hand_as_asked(backend):
     got = torch.cat([hand.lin_vel[:, 0], hand.ang_vel[:, 0]], dim=1) / sim.dt
     torch.testing.assert_close(got, wanted, atol=0.02, rtol=0.02)
     joints = robot.joint_vel[:, :7] / sim.dt
-    free = torch.eye(7) - torch.linalg.pinv(jacobian) @ jacobian  # joint motions that the hand does not feel
+    free = torch.eye(7) - torch.linalg.pinv(jacobian) @ jacobian  # projector onto the null space of the hand
     assert (free @ joints[..., None]).norm() > 1.0
 
 
-def test_the_posture_is_followed_where_the_hand_does_not_feel_it():
-    # Of all joint accelerations with J q = a the nearest to p in the metric M: M (q - p) is a combination of J's rows.
+def test_posture_is_tracked_in_the_null_space():
+    # q minimises |q - p| in the metric M subject to J q = a, so M (q - p) is in the row space of J.
     random = torch.Generator().manual_seed(0)
     root = torch.randn(64, 7, 7, generator=random, dtype=torch.float64)
     mass = root @ root.mT + 0.5 * torch.eye(7, dtype=torch.float64)
@@ -44,24 +44,24 @@ def test_the_posture_is_followed_where_the_hand_does_not_feel_it():
     posture = torch.randn(64, 7, generator=random, dtype=torch.float64)
     torque = operational_space_torque(jacobian, mass, acceleration, posture)
     joints = torch.linalg.solve(mass, torque[..., None])
-    free = torch.linalg.svd(jacobian).Vh[:, 6:]  # the direction in which the hand stays
+    free = torch.linalg.svd(jacobian).Vh[:, 6:]  # null space of the hand
     push = free @ mass @ (joints - posture[..., None])
     assert push.abs().max() < 1e-9
-    # with no wish of the hand but to stay, and none of the joints, nothing moves
+    # zero hand and posture accelerations give zero torque
     still = operational_space_torque(jacobian, mass, torch.zeros_like(acceleration), torch.zeros_like(posture))
     assert still.abs().max() == 0.0
 
 
-def test_a_stretched_arm_gets_finite_torques():
+def test_singular_arm_gets_finite_torques():
     jacobian = torch.randn(1, 6, 7)
-    jacobian[:, 2] = jacobian[:, 1]  # two directions that it can only serve together
+    jacobian[:, 2] = jacobian[:, 1]  # rank-deficient
     torque = operational_space_torque(jacobian, torch.eye(7)[None], torch.ones(1, 6), torch.zeros(1, 7))
     assert torque.isfinite().all()
     assert torque.abs().max() < 1e5
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 7])
-def test_the_solver_matches_torch(size):
+def test_positive_definite_solver_matches_torch(size):
     random = torch.Generator().manual_seed(size)
     root = torch.randn(5, 3, size, size, generator=random)
     matrix = root @ root.mT + 0.1 * torch.eye(size)

@@ -1,4 +1,4 @@
-"""The random numbers of envs: distributions, independence, and reproducibility."""
+"""Tests of per-env random numbers: distributions, independence, reproducibility."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make(num_envs: int = 64, seed: int = 0) -> EnvRandom:
 
 
 def ks_distance(sample: Tensor, cdf: np.ndarray) -> float:
-    """Kolmogorov-Smirnov statistic times sqrt(n); 1.95 is exceeded once in a thousand samples."""
+    """Return the Kolmogorov-Smirnov statistic times sqrt(n); 1.95 is exceeded once in a thousand samples."""
     n = sample.numel()
     steps = np.arange(n + 1) / n
     return math.sqrt(n) * max(np.abs(cdf - steps[1:]).max(), np.abs(cdf - steps[:-1]).max())
@@ -30,7 +30,7 @@ def normal_cdf(x: np.ndarray) -> np.ndarray:
 
 
 def chi_square(observed: Tensor) -> float:
-    """Standardised: about normal with mean 0 and deviation 1 for equally likely cells."""
+    """Return the standardised chi-square statistic: about N(0, 1) for equally likely cells."""
     expected = observed.double().mean()
     statistic = ((observed - expected) ** 2 / expected).sum().item()
     freedom = observed.numel() - 1
@@ -38,20 +38,20 @@ def chi_square(observed: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("seed", "num_envs", "draws"), [(0, 20_000, 1), (-1, 1, 20_000), (12345, 200, 100)])
-def test_uniform(seed: int, num_envs: int, draws: int) -> None:
+def test_uniform_distribution(seed: int, num_envs: int, draws: int) -> None:
     x = make(num_envs, seed).uniform(0.0, 1.0, draws).flatten().sort().values
     assert x[0] >= 0.0 and x[-1] < 1.0
     assert ks_distance(x, x.double().numpy()) < 1.95
 
 
 @pytest.mark.parametrize(("seed", "num_envs", "draws"), [(0, 20_000, 1), (1, 1, 20_000), (12345, 200, 100)])
-def test_normal(seed: int, num_envs: int, draws: int) -> None:
+def test_normal_distribution(seed: int, num_envs: int, draws: int) -> None:
     x = make(num_envs, seed).normal(0.0, 1.0, draws).flatten().sort().values
     assert torch.isfinite(x).all()
     assert ks_distance(x, normal_cdf(x.double().numpy())) < 1.95
 
 
-def test_integers() -> None:
+def test_integer_distribution() -> None:
     x = make(1000).integers(-3, 7, 100)
     assert x.dtype == torch.int64 and x.shape == (1000, 100)
     counts = torch.stack([(x == value).sum() for value in range(-3, 7)])
@@ -60,7 +60,7 @@ def test_integers() -> None:
 
 
 def correlation(a: Tensor, b: Tensor) -> float:
-    """Times sqrt(n): about normal with deviation 1 if independent."""
+    """Return the correlation times sqrt(n): about N(0, 1) if independent."""
     a, b = a.double().flatten(), b.double().flatten()
     a, b = a - a.mean(), b - b.mean()
     return ((a * b).mean() / (a.std() * b.std())).item() * math.sqrt(a.numel())
@@ -71,7 +71,7 @@ def test_envs_are_independent() -> None:
     neighbours = [correlation(x[i], x[i + 1]) for i in range(99)]
     assert max(map(abs, neighbours)) < 4.5
     assert np.std(neighbours) < 1.4
-    # a stream must not be another one shifted: compare also with an offset of some draws
+    # streams must not be shifted copies of each other: compare also with some lag
     for lag in (1, 2, 3, 7):
         assert abs(correlation(x[:-1, lag:], x[1:, :-lag])) < 4.5
         assert abs(correlation(x[:-1, :-lag], x[1:, lag:])) < 4.5
@@ -88,7 +88,7 @@ def test_draws_are_independent() -> None:
     assert abs(chi_square(torch.bincount(cells.flatten(), minlength=256))) < 4.5
 
 
-def test_an_env_does_not_depend_on_how_many_there_are() -> None:
+def test_env_draws_do_not_depend_on_the_number_of_envs() -> None:
     few, many = make(3), make(1000)
     for _ in range(3):
         assert torch.equal(few.uniform(-1.0, 2.0, 5), many.uniform(-1.0, 2.0, 5)[:3])
@@ -96,7 +96,7 @@ def test_an_env_does_not_depend_on_how_many_there_are() -> None:
         assert torch.equal(few.integers(0, 9), many.integers(0, 9)[:3])
 
 
-def test_same_seed_same_numbers() -> None:
+def test_same_seed_gives_the_same_numbers() -> None:
     a, b, c = make(seed=3), make(seed=3), make(seed=4)
     x = a.uniform(0.0, 1.0, 7)
     assert torch.equal(x, b.uniform(0.0, 1.0, 7))
@@ -106,13 +106,13 @@ def test_same_seed_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**64 + 5, -(2**70)])
-def test_any_integer_is_a_seed(seed: int) -> None:
+def test_any_integer_is_a_valid_seed(seed: int) -> None:
     assert make(8, seed).uniform().unique().numel() == 8
 
 
-def test_known_numbers() -> None:
-    """The streams of a seed are part of reproducibility: they must not change between versions."""
-    # SplitMix64 in Python, on unsigned numbers
+def test_random_streams_equal_splitmix64() -> None:
+    """A seed's streams must not change between versions."""
+    # SplitMix64 in Python, on unsigned integers
     word = (1 << 64) - 1
 
     def mix(z: int) -> int:
@@ -135,7 +135,7 @@ def test_known_numbers() -> None:
     assert torch.equal(make(5, seed).uniform(0.0, 1.0, 999)[:, :100], make(5, seed).uniform(0.0, 1.0, 100))
 
 
-def test_bounds_and_shapes() -> None:
+def test_random_bounds_and_shapes() -> None:
     random = make(50)
     x = random.uniform(-2.0, 3.0)
     assert x.shape == (50,) and x.dtype == torch.float32
@@ -152,8 +152,8 @@ def test_bounds_and_shapes() -> None:
     assert y.shape == (50, 2) and (y[:, 0] == 0).all() and (y[:, 1] - 100).abs().max() < 0.01
 
 
-def test_uniform_stays_inside_where_rounding_could_reach_the_upper_bound() -> None:
-    # with 24 random bits, [1, 2) has half as many floats as there are values: one would round to 2
+def test_rounded_uniform_stays_below_the_upper_bound() -> None:
+    # [1, 2) has half as many floats as 24 random bits have values, so the largest would round to 2
     random = make(4)
     random._bits = lambda count: torch.full((4, count), -1)  # type: ignore[method-assign]
     assert (random.uniform() == 1.0 - 2.0**-24).all()
@@ -161,7 +161,7 @@ def test_uniform_stays_inside_where_rounding_could_reach_the_upper_bound() -> No
         assert (random.uniform(low, high) <= high).all()
 
 
-def test_state_dict_continues_the_streams() -> None:
+def test_state_dict_continues_random_streams() -> None:
     one = make(seed=5)
     one.uniform(0.0, 1.0, 11)
     state = one.state_dict()
@@ -176,7 +176,7 @@ def test_state_dict_continues_the_streams() -> None:
     assert torch.equal(again.normal(0.0, 1.0, 3), expected[0])
 
 
-def test_no_hidden_state_and_fixed_memory() -> None:
+def test_env_random_has_no_hidden_state_and_fixed_memory() -> None:
     torch.manual_seed(0)
     a = make().uniform(0.0, 1.0, 3)
     torch.manual_seed(1)

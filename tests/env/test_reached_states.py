@@ -1,4 +1,4 @@
-"""Resets from reached states: what is kept, what begins there, and that evaluations do not."""
+"""Tests of resets from reached states."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def act(env: Any, generator: torch.Generator) -> Tensor:
     return torch.rand(env.num_envs, env.num_actions, generator=generator) * 2.0 - 1.0
 
 
-def test_the_newest_states_that_are_worth_it_are_kept_and_episodes_begin_there() -> None:
+def test_episodes_start_from_the_newest_kept_states() -> None:
     env, generator = make(), torch.Generator().manual_seed(0)
     worth = torch.tensor([True, False, True, True, False, True])
     env.task.worth_keeping = lambda: worth
@@ -59,13 +59,13 @@ def test_the_newest_states_that_are_worth_it_are_kept_and_episodes_begin_there()
             assert step.done.all()
             possible = torch.stack(kept[-8:])
             now = state(env)
-            assert ((now[:, None] - possible[None]).abs().amax(dim=2).amin(dim=1) < 1e-6).all(), "all begin there"
+            assert ((now[:, None] - possible[None]).abs().amax(dim=2).amin(dim=1) < 1e-6).all(), "not a kept state"
             assert (env.progress == 0).all()
     assert env.reached is not None and int(env.reached.total) == len(kept)
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.25, 150, 250), (1.0, 800, 800)])
-def test_the_share_of_the_resets_is_as_configured(share: float, low: int, high: int) -> None:
+def test_share_of_resets_from_reached_states(share: float, low: int, high: int) -> None:
     env = make(envs=800, reset_from={"share": share, "capacity": 800})
     for _ in range(4):
         env.step(torch.ones(800, 1))
@@ -78,13 +78,13 @@ def test_the_share_of_the_resets_is_as_configured(share: float, low: int, high: 
     assert low <= int(begun.sum()) <= high
 
 
-def test_states_are_kept_by_chance() -> None:
+def test_states_are_kept_with_the_configured_chance() -> None:
     env = make(envs=1000, reset_from={"capacity": 5000, "chance": 0.3})
     env.step(torch.zeros(1000, 1))
     assert env.reached is not None and 250 < int(env.reached.total) < 350
 
 
-def test_the_tasks_own_tensors_go_with_the_state() -> None:
+def test_reached_states_include_the_tasks_tensors() -> None:
     env = make("AllegroHand", envs=4)
     env.step(torch.zeros(4, 16))
     assert env.reached is not None
@@ -92,12 +92,12 @@ def test_the_tasks_own_tensors_go_with_the_state() -> None:
     for _ in range(3):
         env.step(torch.zeros(4, 16))
     assert env.step(torch.zeros(4, 16)).done.all()
-    # Each begins with the cube and the goal of one and the same episode.
+    # Each env starts with the cube and the goal of the same episode.
     found = [bool((goals - env.task.goal_quat[i]).abs().amax(dim=1).min() < 1e-6) for i in range(4)]
     assert all(found)
 
 
-def test_nothing_synchronises_with_the_host() -> None:
+def test_reached_states_do_not_synchronise() -> None:
     env = make()
     env.step(torch.zeros(ENVS, 1))
     reached = env.reached
@@ -109,7 +109,7 @@ def test_nothing_synchronises_with_the_host() -> None:
     assert syncs.total == 0, syncs.locations
 
 
-def test_a_run_resumes_bit_for_bit_and_evaluations_begin_as_the_task_says(tmp_path: Path) -> None:
+def test_resume_is_exact_and_evaluation_ignores_reached_states(tmp_path: Path) -> None:
     def trainer(part: str, iterations: int) -> Trainer:
         log = {"console": "quiet", "dir": str(tmp_path / part)}
         task = {"episode_length": 9, "reset_from": {"share": 0.7, "capacity": 16, "chance": 0.5}}
@@ -129,7 +129,7 @@ def test_a_run_resumes_bit_for_bit_and_evaluations_begin_as_the_task_says(tmp_pa
     env.close()
 
 
-def test_a_checkpoint_has_the_states_that_were_kept_and_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_dict_has_only_filled_slots(capsys: pytest.CaptureFixture[str]) -> None:
     env = make(reset_from={"capacity": 4096})
     env.step(torch.zeros(ENVS, 1))
     first = env.reached
@@ -143,7 +143,7 @@ def test_a_checkpoint_has_the_states_that_were_kept_and_no_more(capsys: pytest.C
     assert capsys.readouterr().err == ""
 
 
-def test_states_of_a_smaller_ring_are_dropped_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_states_of_another_capacity_are_dropped_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     small, large = (make(reset_from={"capacity": capacity}) for capacity in (8, 16))
     for _ in range(4):
         small.step(torch.zeros(ENVS, 1))
@@ -160,6 +160,6 @@ def test_states_of_a_smaller_ring_are_dropped_with_a_warning(capsys: pytest.Capt
         ({"capacity": 5}, r"task\.reset_from\.capacity.* got 5\. .*capacity=24"),
     ],
 )
-def test_invalid_settings_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_invalid_reset_from_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make(reset_from=settings)

@@ -1,4 +1,4 @@
-"""One task with two robots: both are observed and actuated, and neither disturbs the other."""
+"""Tests of a task with two robots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("left", "right")
 
 
 class Pair(Task[TaskConfig]):
-    """Two arms: the left one is raised, the right one is held still."""
+    """Task that raises the left of two arms and holds the right one still."""
 
     Config = TaskConfig
 
@@ -57,7 +57,7 @@ class Pair(Task[TaskConfig]):
 
 
 @pytest.mark.parametrize("backend", ["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
-def test_two_robots_of_one_task_move_as_each_alone(backend):
+def test_two_robots_of_one_task_move_independently(backend):
     env = plain_env(Pair, 3, sim=backend)
     assert env.num_actions == 2
     obs = env.reset()["policy"]
@@ -70,12 +70,12 @@ def test_two_robots_of_one_task_move_as_each_alone(backend):
     random = torch.Generator().manual_seed(0)
     for step_id in range(60):  # two episodes
         if step_id % 30 == 0:
-            for sim, arm, (pos, vel, _) in zip(sims, alone, _of_each(obs), strict=True):
+            for sim, arm, (pos, vel, _) in zip(sims, alone, _per_robot(obs), strict=True):
                 sim.reset(everywhere(sim))
                 arm.set_state(everywhere(sim), joint_pos=pos, joint_vel=vel)
         action = 2.0 * torch.rand(3, 2, generator=random) - 1.0
         step = env.step(action)
-        for i, (sim, arm, seen) in enumerate(zip(sims, alone, _of_each(step.final_obs["policy"]), strict=True)):
+        for i, (sim, arm, seen) in enumerate(zip(sims, alone, _per_robot(step.final_obs["policy"]), strict=True)):
             arm.actuate(action[:, i : i + 1])
             sim.step(4)
             expected = arm.joint_pos, arm.joint_vel, ends[i].pos[:, 0] * turned + offset[i]
@@ -85,6 +85,6 @@ def test_two_robots_of_one_task_move_as_each_alone(backend):
         obs = step.obs["policy"]
 
 
-def _of_each(obs: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-    """Joint positions, joint velocities and end of each robot."""
+def _per_robot(obs: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+    """Return joint positions, joint velocities and end position of each robot."""
     return tuple(half.split([2, 2, 3], dim=1) for half in obs.split(7, dim=1))

@@ -1,4 +1,4 @@
-"""VecEnv: the loop around a task, on real physics."""
+"""Tests of `VecEnv` on real physics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from helpers.states import copied, fields, saved
 from helpers.task_envs import plain_env
 from helpers.training import leaves
 
-# A cart on a rail with a pole; the pole is 0.6 m long and hangs or stands, nothing touches.
+# A cart on a rail with a pole of 0.6 m, without contacts.
 CART = """
 <mujoco>
   <default><geom contype="0" conaffinity="0"/></default>
@@ -40,7 +40,7 @@ CART = """
 </mujoco>
 """
 
-# A box with a fin on a free joint: it falls, bounces and lies, so that contacts and warm starts matter.
+# A free box with a fin: it falls, bounces and rests, so contacts and warm starts matter.
 BOX = """
 <mujoco>
   <worldbody>
@@ -61,7 +61,7 @@ LENGTH = 0.6  # m
 
 
 class Cart(Task["Cart.Config"]):
-    """Starts within +-START; ends beyond `limit` on the rail."""
+    """Cart that starts within +-START and terminates beyond `limit` on the rail."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config(TaskConfig):
@@ -145,20 +145,20 @@ def make(task: type[Task] = Cart, num_envs: int = 6, seed: int = 0, **settings: 
 
 
 def actions(steps: int, num_envs: int = 6, seed: int = 0, scale: float = 1.5) -> Tensor:
-    """Constant pushes, different in each env, so that episodes end at different times."""
+    """Return actions that are biased differently in each env, so that episodes end at different times."""
     g = torch.Generator().manual_seed(seed)
     bias = torch.linspace(-1.0, 1.0, num_envs)[None, :, None]
     return scale * (bias + 0.5 * torch.randn(steps, num_envs, 1, generator=g))
 
 
 def run(env: VecEnv, pushes: Tensor) -> list[Step]:
-    """Takes steps; copies each before the next one."""
+    """Return copies of the steps that these actions lead to."""
     env.reset()
     return [copied(env.step(push)) for push in pushes]
 
 
 def same(a: Step, b: Step, which: Tensor | slice = slice(None)) -> bool:
-    """Whether two steps are equal to the bit, in these envs. `skipped` is None here: all envs step."""
+    """Return whether two steps are equal bit for bit in these envs."""
     ours, theirs = ([tensor[which] for _, tensor in leaves(fields(step)) if tensor is not None] for step in (a, b))
     return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
 
@@ -166,22 +166,22 @@ def same(a: Step, b: Step, which: Tensor | slice = slice(None)) -> bool:
 # Episodes
 
 
-def test_auto_reset_in_the_same_step() -> None:
+def test_done_envs_reset_in_the_same_step() -> None:
     env = make()
     steps = run(env, actions(60))
     done = torch.stack([s.done for s in steps])
     assert done.any(dim=0).all(), "every env must end once"
-    assert not done.all(dim=1).any(), "not all at once"
+    assert not done.all(dim=1).any(), "envs must not all end at once"
     for step in steps:
         obs, final = step.obs["policy"], step.final_obs["policy"]
-        # where an episode ended: the first observation of the next one, with zero action
+        # done envs return the first observation of the next episode, with zero action
         assert (obs[step.done][:, :2].abs() <= START).all()
         assert (obs[step.done][:, -1] == 0.0).all()
         ended = final[step.terminated]
-        assert (ended[:, 0].abs() > 0.5).all(), "final_obs is the observation that ended it"
-        # elsewhere nothing happened between the two
+        assert (ended[:, 0].abs() > 0.5).all(), "final_obs must be the last observation of its episode"
+        # other envs have equal observations
         assert torch.equal(obs[~step.done], final[~step.done])
-        # body poses follow the state in both, also right after a reset
+        # body poses match the state in both, also right after a reset
         for x in (obs, final):
             tip_x = x[:, 0] + LENGTH * torch.sin(x[:, 1])
             tip_z = 1.0 + LENGTH * torch.cos(x[:, 1])
@@ -189,7 +189,7 @@ def test_auto_reset_in_the_same_step() -> None:
             torch.testing.assert_close(x[:, 6], tip_z, rtol=0, atol=1e-5)
 
 
-def test_the_time_limit_truncates() -> None:
+def test_time_limit_truncates() -> None:
     env = make(limit=1e9, episode_length=7)
     for t, step in enumerate(run(env, actions(21)), start=1):
         assert not step.terminated.any() and not step.diverged.any() and not step.incomplete.any()
@@ -197,7 +197,7 @@ def test_the_time_limit_truncates() -> None:
         assert torch.equal(step.done, step.truncated)
 
 
-def test_a_failure_at_the_time_limit_is_a_termination() -> None:
+def test_failure_at_the_time_limit_is_a_termination() -> None:
     class Falls(Cart):
         def terminated(self) -> Tensor:
             return torch.ones(self.num_envs, dtype=torch.bool)
@@ -206,31 +206,31 @@ def test_a_failure_at_the_time_limit_is_a_termination() -> None:
     assert step.terminated.all() and step.done.all() and not step.truncated.any()
 
 
-def test_staggered_starts() -> None:
+def test_staggered_starts_spread_over_the_time_limit() -> None:
     env = make(num_envs=400, limit=1e9, randomize_episode_start=True, episode_length=20)
     env.reset()
     assert env.progress.min() == 0 and env.progress.max() == 19
     counts = torch.bincount(env.progress, minlength=20).float()
-    assert (counts > 4).all() and (counts < 45).all(), "evenly spread over the time limit"
+    assert (counts > 4).all() and (counts < 45).all(), "not evenly spread over the time limit"
     assert env.staggered.all()
     left = 20 - env.progress
     for t in range(1, 41):
         step = env.step(torch.zeros(400, 1))
         assert torch.equal(step.truncated, (left == t) | (left == t - 20))
-        # only the first episode of an env can be incomplete
+        # only an env's first episode can be incomplete
         assert torch.equal(step.incomplete, left == t)
         assert torch.equal(env.staggered, left > t)
 
 
-def test_a_staggered_episode_that_fails_is_not_incomplete() -> None:
-    # its return counts: the policy failed, not the time limit
+def test_failed_staggered_episode_is_not_incomplete() -> None:
+    # the policy failed before the time limit, so the return is valid
     env = make(limit=0.2, randomize_episode_start=True, episode_length=1000)
     steps = run(env, actions(60, scale=5.0))
     assert any(s.terminated.any() for s in steps)
     assert not any((s.incomplete & s.terminated).any() for s in steps)
 
 
-def test_order_of_the_hooks() -> None:
+def test_task_hooks_are_called_in_order() -> None:
     calls: list[str] = []
 
     class Recorded(Cart):
@@ -255,7 +255,7 @@ def test_order_of_the_hooks() -> None:
     assert decimation == [4] and env.task.dt == pytest.approx(0.02)
 
 
-def test_body_poses_follow_what_advance_sets_after_the_resets() -> None:
+def test_body_poses_follow_state_set_in_advance() -> None:
     class Lifted(Box):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -277,7 +277,7 @@ def test_body_poses_follow_what_advance_sets_after_the_resets() -> None:
 
 
 def test_reset_hooks_start_from_the_default_state() -> None:
-    # Box.reset adds noise to the pose that it finds: that must be the scene's default, every time
+    # Box.reset adds noise to the current pose, which must be the scene's default each time
     default = torch.tensor([0.0, 0.0, 0.4])
     env = make(Box, num_envs=200, episode_length=3)
     for _ in range(2):
@@ -290,8 +290,8 @@ def test_reset_hooks_start_from_the_default_state() -> None:
         assert ((pos - default).abs() <= 0.1 + 1e-6).all()
 
 
-def test_a_returned_step_never_changes() -> None:
-    class Views(Cart):  # returns views of the simulator's memory
+def test_returned_step_is_never_overwritten() -> None:
+    class Views(Cart):  # hooks return views of the simulator's memory
         def observe(self) -> Tensor:
             return self.robot.joint_pos
 
@@ -311,7 +311,7 @@ def test_a_returned_step_never_changes() -> None:
 # Clipping
 
 
-def test_actions_are_clipped() -> None:
+def test_actions_are_clipped_without_changing_the_input() -> None:
     seen: list[Tensor] = []
 
     class Recorded(Cart):
@@ -326,8 +326,8 @@ def test_actions_are_clipped() -> None:
     obs = env.step(push).obs["policy"]
     expected = [-0.5, -0.5, -0.2, 0.0, 0.3, 0.5]
     assert seen[0].flatten().tolist() == pytest.approx(expected)
-    assert obs[:, -1].tolist() == pytest.approx(expected), "the task sees the clipped action"
-    assert torch.equal(push, before), "the caller's tensor is left alone"
+    assert obs[:, -1].tolist() == pytest.approx(expected), "the task must see the clipped action"
+    assert torch.equal(push, before), "the caller's tensor changed"
 
 
 # Divergence
@@ -341,7 +341,7 @@ def inject(env: VecEnv, env_id: int, value: float = math.nan) -> None:
 
 
 @pytest.mark.parametrize(("task", "value"), [(Cart, math.nan), (Box, math.inf), (Box, 1e9)])
-def test_a_diverged_env_is_masked_out_and_reset(task: type[Task], value: float) -> None:
+def test_diverged_env_is_masked_and_reset(task: type[Task], value: float) -> None:
     pushes = actions(20)
     bad, clean = make(task), make(task)
     bad.reset()
@@ -351,7 +351,7 @@ def test_a_diverged_env_is_masked_out_and_reset(task: type[Task], value: float) 
         if t == 5:
             inject(bad, 2, value)
         ours, theirs = copied(bad.step(push)), copied(clean.step(push))
-        assert same(ours, theirs, others), "the other envs must not notice"
+        assert same(ours, theirs, others), "other envs changed"
         assert all(torch.isfinite(v).all() for v in (*ours.obs.values(), *ours.final_obs.values()))
         assert torch.isfinite(ours.reward).all()
         if t != 5:
@@ -381,7 +381,7 @@ def make_on(sim: str, task: type[Task] = Cart, **changes: Any) -> VecEnv:
 @pytest.mark.parametrize(
     ("sim", "value"), [("mujoco", math.nan), ("mujoco", -math.inf), ("mjwarp", math.inf), ("newton", math.nan)]
 )
-def test_an_action_that_is_not_finite_is_a_divergence_of_its_env(sim: str, value: float) -> None:
+def test_non_finite_action_marks_its_env_as_diverged(sim: str, value: float) -> None:
     bad, clean = make_on(sim), make_on(sim)
     bad.reset()
     clean.reset()
@@ -391,11 +391,11 @@ def test_an_action_that_is_not_finite_is_a_divergence_of_its_env(sim: str, value
         if t == 4:
             poisoned[3] = value
         ours, theirs = copied(bad.step(poisoned)), copied(clean.step(push))
-        assert same(ours, theirs, others), "the other envs must not notice"
+        assert same(ours, theirs, others), "other envs changed"
         assert torch.isfinite(ours.obs["policy"]).all()
         expected = [t == 4 and env == 3 for env in range(6)]
         assert ours.bad_action.tolist() == ours.diverged.tolist() == expected
-        assert torch.isfinite(bad.task.actions).all(), "a task may round actions to whole numbers"
+        assert torch.isfinite(bad.task.actions).all(), "a task may convert actions to integers"
         if t == 4:
             assert ours.done[3] and ours.reward[3] == 0.0 and bad.progress[3] == 0
     dump = bad.nan_guard.read()
@@ -404,7 +404,7 @@ def test_an_action_that_is_not_finite_is_a_divergence_of_its_env(sim: str, value
 
 
 class BadControl(Cart):
-    """The controls of env 3, or the forces on its tip, are not finite in the fourth step."""
+    """Cart with non-finite controls, or forces on its tip, in the fourth step of env 3."""
 
     force = False
     value = math.nan
@@ -428,7 +428,7 @@ class BadForce(BadControl):
 @pytest.mark.parametrize(
     ("sim", "task"), [("mujoco", BadControl), ("mujoco", BadForce), ("mjwarp", BadForce), ("newton", BadControl)]
 )
-def test_a_control_that_is_not_finite_is_a_divergence_on_every_simulator(
+def test_non_finite_control_marks_its_env_as_diverged(
     sim: str, task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -442,10 +442,10 @@ def test_a_control_that_is_not_finite_is_a_divergence_on_every_simulator(
     dump = env.nan_guard.read()
     assert dump is not None and dump["cause"] == "apply_action" and dump["env"] == 3
     assert dump["action"].isfinite().all()
-    assert list(tmp_path.iterdir()) == [], "MuJoCo writes no log file"
+    assert list(tmp_path.iterdir()) == [], "MuJoCo wrote a log file"
 
 
-def test_check_names_an_action_and_a_control_that_are_not_finite() -> None:
+def test_check_reports_non_finite_actions_and_controls() -> None:
     env = make(check=True)
     env.reset()
     push = torch.zeros(6, 1)
@@ -462,7 +462,7 @@ def test_check_names_an_action_and_a_control_that_are_not_finite() -> None:
 
 
 @pytest.mark.parametrize("limit", [5.0, None])
-def test_an_infinite_observation_is_not_hidden_by_clipping(limit: float | None) -> None:
+def test_clipping_keeps_infinite_observations_visible(limit: float | None) -> None:
     class Infinite(Cart):
         infinite = False
 
@@ -478,7 +478,7 @@ def test_an_infinite_observation_is_not_hidden_by_clipping(limit: float | None) 
         assert obs.isfinite().all(dim=1).tolist() == [env_id != 3 for env_id in range(6)]
 
 
-def test_clipping_changes_no_bit_of_what_is_finite() -> None:
+def test_clipping_keeps_finite_values_bit_for_bit() -> None:
     values = torch.tensor([-0.0, 0.0, -1e-40, 1e-40, -3e38, 3e38, 0.25, -0.25, 7.0, -7.0])
 
     class Fixed(Cart):
@@ -493,14 +493,14 @@ def test_clipping_changes_no_bit_of_what_is_finite() -> None:
 # State
 
 
-def test_state_of_a_task_holds_every_tensor() -> None:
+def test_state_dict_holds_every_tensor_of_the_task() -> None:
     class Keeps(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
             self.level = torch.zeros(sim.num_envs)
             self.gains = {"p": torch.zeros(2), "d": [torch.zeros(()), torch.zeros(3)]}
             self.name = "cart"
-            # a view of one number many times cannot be written, so it need not be kept
+            # an expanded tensor cannot be written in place, so it is not saved
             self.height = torch.ones(1).expand(sim.num_envs)
 
     def kept(env: VecEnv) -> list[Tensor]:
@@ -514,11 +514,11 @@ def test_state_of_a_task_holds_every_tensor() -> None:
         tensor.fill_(1.0 + i)
     addresses = [t.data_ptr() for t in kept(other)]
     other.load_state_dict(saved(one.state_dict()))
-    assert [t.data_ptr() for t in kept(other)] == addresses, "in place: a captured graph owns them"
+    assert [t.data_ptr() for t in kept(other)] == addresses, "a captured graph needs the same addresses"
     assert all(torch.equal(a, b) for a, b in zip(kept(one), kept(other), strict=True))
 
 
-def test_constants_of_the_new_configuration_survive_a_load() -> None:
+def test_load_keeps_constants_of_the_new_configuration() -> None:
     class Commanded(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -528,7 +528,7 @@ def test_constants_of_the_new_configuration_survive_a_load() -> None:
 
         def advance(self, done: Tensor) -> None:
             self.moved += 1.0
-            self.back.copy_(1.0 - self.back)  # in the check of `reset` too
+            self.back.copy_(1.0 - self.back)  # also in the check of `reset`
 
     old, new = make(Commanded), make(Commanded, clip_actions=0.5)
     run(old, actions(3))
@@ -536,12 +536,12 @@ def test_constants_of_the_new_configuration_survive_a_load() -> None:
     tasks: list[Any] = [old.task, new.task]
     assert tasks[0].back == 0.0 and tasks[1].back == 1.0
     new.load_state_dict(old.state_dict())
-    assert torch.equal(tasks[1].limit, torch.full((2,), 0.5)), "the new value, not the saved one"
+    assert torch.equal(tasks[1].limit, torch.full((2,), 0.5)), "the saved constant replaced the new one"
     assert torch.equal(tasks[1].moved, tasks[0].moved) and tasks[1].moved[0] == 4.0
-    assert tasks[1].back == 0.0, "what has come back to its first value is restored too"
+    assert tasks[1].back == 0.0, "a tensor equal to its initial value was not restored"
 
 
-def test_state_is_a_snapshot() -> None:
+def test_state_dict_is_a_snapshot() -> None:
     env = make(Box)
     run(env, actions(5))
     state = env.state_dict()
@@ -558,7 +558,7 @@ def test_state_is_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize("num_envs", [4, 6])
-def test_begin_from_takes_the_training_progress_of_another_run(num_envs: int) -> None:
+def test_begin_from_copies_training_progress(num_envs: int) -> None:
     class School(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -579,25 +579,25 @@ def test_begin_from_takes_the_training_progress_of_another_run(num_envs: int) ->
     random = before.random.state_dict()
     obs = new.begin_from(old.state_dict())
     task: Any = new.task
-    assert task.steps == 8  # and the check of `reset`
+    assert task.steps == 8  # seven steps and the check of `reset`
     assert torch.equal(task.level, 8.0 * (torch.arange(num_envs) % 6)[:, None].expand(-1, 2))
-    assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "only tensors whose first dimension are the envs"
+    assert task.costs.eq(8.0 if num_envs == 6 else 0.0).all(), "the first dimension must be num_envs"
     assert torch.equal(task.limit, torch.full((2,), 0.5))
-    assert new.staggered.all() and task.progress.unique().numel() > 1, "episodes begin as in a new run"
-    assert not torch.equal(task.random.state_dict()["key"], random["key"]), "random numbers are its own, and new"
+    assert new.staggered.all() and task.progress.unique().numel() > 1, "episodes must start as in a new run"
+    assert not torch.equal(task.random.state_dict()["key"], random["key"]), "the random stream must be new"
     assert torch.equal(obs["policy"], new._observe()["policy"])
-    run_on = new.step(torch.zeros(num_envs, 1))
-    assert run_on.obs["policy"].isfinite().all() and task.steps == 9
+    after = new.step(torch.zeros(num_envs, 1))
+    assert after.obs["policy"].isfinite().all() and task.steps == 9
 
 
-# Broken tasks: one line that names the task, the hook, the expected and the actual value
+# Errors of tasks: one line with task, hook, expected and actual value
 
 
 def ones(task: Any) -> Tensor:
     return torch.ones(task.num_envs)
 
 
-# By hook: what it returns in place of what it should, and words of the line.
+# Hook, its invalid result, and words of the error.
 BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
     ("observe()", lambda task: task.robot.joint_pos[:-1], ["[5, 2]", "[6, "]),
     ("observe()", lambda task: task.robot.joint_pos.double(), ["torch.float64", "torch.float32"]),
@@ -621,7 +621,7 @@ BROKEN: list[tuple[str, Callable[[Any], Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("hook", "result", "words"), BROKEN)
-def test_invalid_hooks_are_named(hook: str, result: Callable[[Any], Any], words: list[str]) -> None:
+def test_invalid_hook_result_is_reported_in_one_line(hook: str, result: Callable[[Any], Any], words: list[str]) -> None:
     broken = type("Broken", (Cart,), {hook.partition("(")[0]: result})
     with pytest.raises(TaskError) as error:
         make(broken).reset()
@@ -631,7 +631,7 @@ def test_invalid_hooks_are_named(hook: str, result: Callable[[Any], Any], words:
 
 
 @pytest.mark.parametrize("number", [None, 0])
-def test_missing_num_actions_is_refused(number: int | None) -> None:
+def test_missing_num_actions_is_rejected(number: int | None) -> None:
     class Broken(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -641,7 +641,7 @@ def test_missing_num_actions_is_refused(number: int | None) -> None:
         make(Broken)
 
 
-def test_an_observation_that_changes_its_size_is_refused() -> None:
+def test_observation_of_changing_size_is_rejected() -> None:
     class Grows(Cart):
         def observe(self) -> Tensor:
             size = 2 if (self.robot.joint_pos.abs() < 0.15).all() else 1
@@ -652,7 +652,7 @@ def test_an_observation_that_changes_its_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize("hook", ["observe", "rewards"])
-def test_check_finds_a_bad_value_in_the_step_that_made_it(hook: str) -> None:
+def test_check_reports_a_nan_in_the_step_that_made_it(hook: str) -> None:
     class Later(Cart):
         def __init__(self, cfg: Any, sim: Sim) -> None:
             super().__init__(cfg, sim)
@@ -681,7 +681,7 @@ def test_check_finds_a_bad_value_in_the_step_that_made_it(hook: str) -> None:
     run(make(Later), actions(6))  # without `check` there is no error
 
 
-def test_actions_of_the_wrong_shape_are_refused() -> None:
+def test_actions_of_wrong_shape_are_rejected() -> None:
     env = make()
     env.reset()
     for shape in ((6, 2), (5, 1)):

@@ -1,4 +1,4 @@
-"""Checkpoint file: round trips, and one-line errors for damaged or foreign files."""
+"""Tests of checkpoint files: round trips, and errors for damaged or foreign files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from helpers.checkpoints import PAYLOAD, sealed
 from helpers.raised import raises
 
 
-def test_round_trip_is_exact(tmp_path):
+def test_checkpoint_round_trip_is_exact(tmp_path):
     save(tmp_path / "last.pt", PAYLOAD)
     loaded = load(tmp_path / "last.pt")
     assert loaded["format"] == FORMAT and loaded["gpusim_rl"]
@@ -41,7 +41,7 @@ def test_round_trip_is_exact(tmp_path):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_can_be_saved_can_be_read(tmp_path, value):
+def test_supported_values_round_trip(tmp_path, value):
     save(tmp_path / "last.pt", {"value": [value]})
     assert load(tmp_path / "last.pt")["value"] == [value]
 
@@ -51,11 +51,11 @@ def test_what_can_be_saved_can_be_read(tmp_path, value):
     [
         ({"w": Path()}, r"pathlib\.PosixPath at w\."),
         ({"a": [0, (Path(),)]}, r"pathlib\.PosixPath at a/1/0\."),
-        ({Path("b"): 1}, r"pathlib\.PosixPath at a key of /\."),
+        ({Path("b"): 1}, r"pathlib\.PosixPath .*key of /\."),
         ({"w": torch.zeros(1, dtype=torch.uint16)}, r"torch\.uint16 at w\. Try torch\.int32"),
     ],
 )
-def test_what_cannot_be_read_again_is_not_saved(tmp_path, value, words):
+def test_unsupported_values_are_not_saved(tmp_path, value, words):
     save(tmp_path / "last.pt", PAYLOAD)
     with pytest.raises(ConfigError, match=words):
         save(tmp_path / "last.pt", value)
@@ -84,10 +84,10 @@ def foreign_files(tmp_path: Path):
     (tmp_path / "longer.pt").write_bytes(good + b"x")
     (tmp_path / "flipped.pt").write_bytes(bytes([*good[:999], good[999] ^ 1, *good[1000:]]))
     (tmp_path / "good.pt").unlink()
-    return [*sorted(tmp_path.glob("*.pt")), tmp_path / "missing.pt", Path("/proc/self/mem")]  # the last has no end
+    return [*sorted(tmp_path.glob("*.pt")), tmp_path / "missing.pt", Path("/proc/self/mem")]  # the last is endless
 
 
-def test_foreign_damaged_and_missing_files_are_refused_in_one_line(tmp_path, monkeypatch):
+def test_invalid_checkpoint_files_are_rejected_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in foreign_files(tmp_path):
         with pytest.raises(ConfigError) as error:
@@ -98,7 +98,7 @@ def test_foreign_damaged_and_missing_files_are_refused_in_one_line(tmp_path, mon
 
 
 @pytest.mark.parametrize("version", [1, 99])
-def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
+def test_other_format_shows_the_version_that_wrote_it(tmp_path, version):
     archive = io.BytesIO()
     torch.save({"gpusim_rl": "9.8.7", "format": version}, archive)
     sealed(tmp_path / "other.pt", archive.getvalue())
@@ -106,13 +106,13 @@ def test_another_format_names_the_version_that_wrote_it(tmp_path, version):
         load(tmp_path / "other.pt")
 
 
-def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
+def test_damaged_checkpoint_names_newest_good_one(tmp_path):
     for name in ("000001.pt", "000002.pt", "000003.pt", "last.pt"):
         save(tmp_path / name, PAYLOAD)
         os.utime(tmp_path / name, ns=(0, int(name == "000001.pt")))
     for name in ("000003.pt", "last.pt"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=rf"newest good checkpoint there is 000002\.pt: try checkpoint={tmp_path}/0"):
+    with pytest.raises(ConfigError, match=rf"000002\.pt.*checkpoint={tmp_path}/000002"):
         load(tmp_path / "last.pt")
     for file in tmp_path.iterdir():
         file.write_bytes(b"x")
@@ -120,27 +120,27 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path):
         load(tmp_path / "last.pt")
 
 
-def test_an_archive_behind_another_format_is_no_checkpoint(tmp_path: Path) -> None:
-    """torch reads the front of such a file, zipfile its end."""
+def test_archive_after_a_pickle_is_rejected(tmp_path: Path) -> None:
+    """torch reads the start of such a file, zipfile its end."""
     archive = io.BytesIO()
     torch.save({"format": FORMAT}, archive)
     sealed(tmp_path / "x.pt", b"\x80\x02cbuiltins\nbytearray\n" + archive.getvalue())
-    with pytest.raises(ConfigError, match="is no archive of torch"):
+    with pytest.raises(ConfigError, match="no archive"):
         load(tmp_path / "x.pt")
 
 
-def test_a_key_whose_hash_takes_for_ever_is_found_before_it_is_made(tmp_path: Path) -> None:
+def test_exponentially_nested_key_is_rejected_quickly(tmp_path: Path) -> None:
     doubled = b"".join(b"q%ch%c\x86" % (count, count) for count in range(60))  # x = (x, x)
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("x/data.pkl", b"\x80\x02}K\x01\x85" + doubled + b"K\x01s.")
     sealed(tmp_path / "x.pt", content.getvalue())
-    with pytest.raises(ConfigError, match="has values without end"):
+    with pytest.raises(ConfigError, match="without end"):
         load(tmp_path / "x.pt")
 
 
-def test_what_is_checked_is_what_is_read(tmp_path: Path, monkeypatch) -> None:
-    """Another process writes to the file, or puts another one in its place, after each of the checks."""
+def test_file_swapped_during_load_is_never_read(tmp_path: Path, monkeypatch) -> None:
+    """Another process overwrites or replaces the file after each check."""
     path, other = tmp_path / "last.pt", tmp_path / "other.pt"
     for swap in (lambda: path.write_bytes(other.read_bytes()), lambda: other.replace(path)):
         for check, call in itertools.product(("_is_intact", "_strange"), (1, 2)):
@@ -156,16 +156,16 @@ def test_what_is_checked_is_what_is_read(tmp_path: Path, monkeypatch) -> None:
 
             with monkeypatch.context() as patch:
                 patch.setattr(checkpoint_file, check, then_swapped)
-                with suppress(ConfigError):  # it was seen
+                with suppress(ConfigError):  # the swap was noticed
                     assert load(path)["iteration"] == PAYLOAD["iteration"]
             with pytest.raises(ConfigError, match="damaged"):
                 load(path)
 
 
-@pytest.mark.parametrize("problem", ["damaged", "is no archive of torch"])
-def test_a_file_with_holes_takes_no_memory(tmp_path: Path, monkeypatch, problem) -> None:
+@pytest.mark.parametrize("problem", ["damaged", "no archive"])
+def test_sparse_file_takes_no_memory(tmp_path: Path, monkeypatch, problem) -> None:
     size = 1 << 27
-    monkeypatch.setattr(checkpoint_file, "_in_memory", io.BytesIO)  # which is counted
+    monkeypatch.setattr(checkpoint_file, "_in_memory", io.BytesIO)  # tracemalloc sees BytesIO
     with (tmp_path / "x.pt").open("wb") as file:
         file.truncate(size)
         if problem != "damaged":
@@ -179,8 +179,8 @@ def test_a_file_with_holes_takes_no_memory(tmp_path: Path, monkeypatch, problem)
     assert peak < 1 << 24
 
 
-def test_other_threads_run_while_a_checkpoint_is_read(tmp_path: Path, monkeypatch) -> None:
-    """A file is read without Python's lock, a BytesIO with it: then one of several processes gives no sign of life."""
+def test_checkpoint_is_read_without_holding_the_gil(tmp_path: Path, monkeypatch) -> None:
+    """Reading a BytesIO would hold the GIL, so that heartbeats of this process would stop."""
     save(tmp_path / "x.pt", PAYLOAD)
     read, numbers = torch.load, []
     monkeypatch.setattr(torch, "load", lambda file, **how: (numbers.append(file.fileno()), read(file, **how))[1])

@@ -1,4 +1,4 @@
-"""Memory budgets of readers: peak memory of a process that reads nothing but hostile files."""
+"""Tests of the memory budgets of file readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpusim_rl.files.safe_open import keep_damaged, load_json, load_yaml
 from gpusim_rl.run.writers import read_csv
 
 GROWTH = 160 << 20
-"""Most by which the memory of the process may grow [bytes]."""
+"""Maximum growth of the process's memory [bytes]."""
 LARGE = 256 << 20
 READ = r"""
 import re, sys
@@ -42,7 +42,7 @@ for file in sorted(Path(sys.argv[1]).iterdir()):
     for read in readers[file.suffix[1:]]:
         try:
             read(file)
-        except ValueError as error:  # ConfigError is one
+        except ValueError as error:  # base class of ConfigError
             assert len(str(error).splitlines()) == 1, str(error)
         grown = peak() - before
         assert grown < int(sys.argv[2]), f"{file.name}: {grown >> 20} MB"
@@ -57,7 +57,7 @@ def npy(shape: str, kind: str = "<f4", version: bytes = b"\x01\x00", length: int
 
 
 def packed(compression: int, content: bytes | None = None, name: str = "fps.npy") -> bytes:
-    """An archive with one entry; without a content, an array of many zeros."""
+    """Return an archive with one entry; without `content`, an array of many zeros."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression, compresslevel=1) as archive, archive.open(name, "w") as entry:
         if content is None:
@@ -69,8 +69,8 @@ def packed(compression: int, content: bytes | None = None, name: str = "fps.npy"
     return file.getvalue()
 
 
-def lying(archive: bytes, size: int) -> bytes:
-    """The archive with another size of its only entry's content, in both of its headers."""
+def misdeclared(archive: bytes, size: int) -> bytes:
+    """Return the archive with another size of its only entry in both headers."""
     changed = bytearray(archive)
     changed[22:26] = struct.pack("<I", size)
     place = changed.rindex(b"PK\x01\x02")
@@ -79,7 +79,7 @@ def lying(archive: bytes, size: int) -> bytes:
 
 
 def repeated(archive: bytes, times: int) -> bytes:
-    """The archive with its only entry many times in its list: all of them overlap."""
+    """Return the archive with its only entry listed many times, so that all entries overlap."""
     start, end = archive.rindex(b"PK\x01\x02"), archive.rindex(b"PK\x05\x06")
     tail = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 1, 1, times * (end - start), start, 0)
     return archive[:start] + times * archive[start:end] + tail
@@ -98,15 +98,15 @@ STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 
 def hostile() -> dict[str, bytes | Callable[[Path], object]]:
-    """Files by name: their contents, or what makes them."""
+    """Return files by name: contents, or a function that writes them."""
     bomb, wide = packed(DEFLATED), b",".join(b"%x" % i for i in range(100_000))
     rows = b"".join(b"%d,%d,1\n" % (i, i) for i in range(1, 300_000))
     return {
         "bzip2.npz": packed(zipfile.ZIP_BZIP2),
         "lzma.npz": packed(zipfile.ZIP_LZMA),
         "deflated.npz": bomb,
-        "small by its header.npz": lying(bomb, 4),
-        "large by its header.npz": lying(packed(DEFLATED, npy("(1,)") + bytes(4)), 1 << 31),
+        "declared too small.npz": misdeclared(bomb, 4),
+        "declared too large.npz": misdeclared(packed(DEFLATED, npy("(1,)") + bytes(4)), 1 << 31),
         "objects.npz": packed(DEFLATED, npy(f"({1 << 40},)", "|O")),
         "a large array.npz": packed(DEFLATED, npy(f"({1 << 40},)")),
         "a product of 0.npz": packed(DEFLATED, npy(f"({1 << 62}, {1 << 62}, 0)")),
@@ -141,7 +141,7 @@ def hostile() -> dict[str, bytes | Callable[[Path], object]]:
 
 
 @pytest.mark.slow
-def test_hostile_files_take_little_memory(tmp_path: Path) -> None:
+def test_hostile_files_take_bounded_memory(tmp_path: Path) -> None:
     folder = tmp_path / "hostile"
     folder.mkdir()
     for name, content in hostile().items():
@@ -152,20 +152,20 @@ def test_hostile_files_take_little_memory(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("read"), done.stderr[-1000:]
 
 
-def test_compressions_that_numpy_does_not_write_are_refused(tmp_path: Path) -> None:
+def test_unsupported_npz_compressions_are_rejected(tmp_path: Path) -> None:
     for compression in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
         (tmp_path / "x.npz").write_bytes(packed(compression, npy("(1,)") + bytes(4)))
         with pytest.raises(ConfigError, match="compression"):
             npz_file.load(tmp_path / "x.npz", 1 << 20)
 
 
-def test_what_is_inflated_counts_not_what_the_headers_say(tmp_path: Path) -> None:
-    (tmp_path / "x.npz").write_bytes(lying(packed(DEFLATED, npy("(500,)") + bytes(2000)), 1 << 31))
-    with pytest.raises(ConfigError, match="more than 100 bytes unpacked"):
+def test_npz_budget_counts_inflated_bytes(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").write_bytes(misdeclared(packed(DEFLATED, npy("(500,)") + bytes(2000)), 1 << 31))
+    with pytest.raises(ConfigError, match="100 bytes unpacked"):
         npz_file._read((tmp_path / "x.npz").open("rb"), tmp_path / "x.npz", 100, None)
 
 
-def test_arrays_come_back_as_numpy_reads_them(tmp_path: Path) -> None:
+def test_npz_arrays_equal_numpys(tmp_path: Path) -> None:
     arrays = {"f": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "empty": np.zeros((3, 0, 2), np.float32)}
     arrays |= {"text": np.array(["a", "bcd"]), "scalar": np.array(7, ">i2"), "flags": np.array([True, False])}
     for save in (np.savez, np.savez_compressed):
@@ -177,7 +177,7 @@ def test_arrays_come_back_as_numpy_reads_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fps", [1e-4, 1e-300, 5e-324])
-def test_a_clip_of_many_hours_is_one_line(tmp_path: Path, fps: float) -> None:
+def test_overlong_clip_is_rejected(tmp_path: Path, fps: float) -> None:
     clip = load(assets_dir() / "motions" / "go1_trot.npz")
     arrays = {name: getattr(clip, name) for name in clip.__slots__}
     still = {name: np.tile(value[:1], (2, *[1] * (value.ndim - 1))) for name, value in arrays.items() if "pos" in name}
@@ -189,7 +189,7 @@ def test_a_clip_of_many_hours_is_one_line(tmp_path: Path, fps: float) -> None:
 
 
 @pytest.mark.parametrize("fps", [np.nan, np.inf, -50.0, 0.0, 1e9])
-def test_a_rate_that_is_none_is_one_line(tmp_path: Path, fps: float) -> None:
+def test_invalid_clip_rate_is_rejected(tmp_path: Path, fps: float) -> None:
     clip = load(assets_dir() / "motions" / "go1_trot.npz")
     np.savez(tmp_path / "x.npz", **{name: getattr(clip, name) for name in clip.__slots__ if name != "fps"}, fps=fps)
     with pytest.raises(ConfigError, match="fps"):
@@ -197,14 +197,14 @@ def test_a_rate_that_is_none_is_one_line(tmp_path: Path, fps: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.json", "x.yaml", "x.npz"])
-def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_named_pipe_is_rejected_without_waiting(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     read = {".csv": read_csv, ".json": load_json, ".yaml": load_yaml, ".npz": lambda path: npz_file.load(path, 1000)}
     with pytest.raises(ConfigError, match="named pipe"):
         read[Path(name).suffix](tmp_path / name)
 
 
-def test_a_damaged_file_is_kept_whole_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_file_is_kept_unless_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.csv").write_bytes(content := os.urandom(3 << 20))
     assert keep_damaged(tmp_path / "metrics.csv") == "metrics-damaged.csv"
     assert (tmp_path / "metrics-damaged.csv").read_bytes() == content
@@ -214,7 +214,7 @@ def test_a_damaged_file_is_kept_whole_or_refused(tmp_path: Path, monkeypatch: py
         keep_damaged(tmp_path / "metrics.csv")
 
 
-def test_rows_of_metrics_are_those_of_the_file(tmp_path: Path) -> None:
+def test_metrics_rows_equal_the_file(tmp_path: Path) -> None:
     text = "iteration,a,b\n1,0.5,\n3,,2\r\n7,1e-3,nan\n9,1"
     (tmp_path / "metrics.csv").write_text(text, newline="")
     content = read_csv(tmp_path / "metrics.csv")
@@ -224,7 +224,7 @@ def test_rows_of_metrics_are_those_of_the_file(tmp_path: Path) -> None:
     assert [[*read_csv(tmp_path / "metrics.csv", n).rows()] for n in (0, 3, 6)] == [[], rows[:2], rows[:2]]
 
 
-def test_files_of_an_export_lie_in_its_folder_and_are_not_packed(tmp_path: Path) -> None:
+def test_exported_files_must_be_uncompressed_and_in_the_folder(tmp_path: Path) -> None:
     from gpusim_rl.export.policy import DeployedPolicy
 
     card = {"observation": {}, "files": {"numpy": "policy.npz", "onnx": "policy.onnx"}}

@@ -1,4 +1,4 @@
-"""Safe opening: no links are followed, and settings are plain data."""
+"""Tests of safe file access and of plain settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import check_plain, dump_yaml, load_yaml, open_file, read_bytes, replacing
 
 
-def test_a_file_is_opened_without_following_links(tmp_path: Path) -> None:
+def test_links_pipes_and_folders_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     os.mkfifo(tmp_path / "pipe")
@@ -25,7 +25,7 @@ def test_a_file_is_opened_without_following_links(tmp_path: Path) -> None:
         read_bytes(tmp_path / "real", 0)
 
 
-def test_replacing_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
+def test_replacing_a_link_keeps_its_target(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with replacing(tmp_path / "link") as file:
@@ -34,27 +34,27 @@ def test_replacing_a_link_leaves_what_it_leads_to(tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_a_file_with_a_second_name_is_not_written(tmp_path: Path) -> None:
+def test_hard_linked_file_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("all I have\n")
     (tmp_path / "train.log").hardlink_to(tmp_path / "mine")
     assert open_file(tmp_path / "train.log").read() == b"all I have\n"
-    with pytest.raises(ConfigError, match="is a second name of another file"):
+    with pytest.raises(ConfigError, match="second name"):
         open_file(tmp_path / "train.log", "ab")
 
 
-def test_a_number_without_end_is_one_line(tmp_path: Path) -> None:
+def test_overlong_yaml_number_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"seed: 1{':59' * 1000}\n")
-    with pytest.raises(ConfigError, match="line 1: a number of 3001 characters"):
+    with pytest.raises(ConfigError, match=r"line 1: .*3001 characters"):
         load_yaml(tmp_path / "config.yaml")
 
 
 @pytest.mark.parametrize("value", [{"a": {1, 2}}, {"a": yaml.safe_load("2020-01-01")}, [b"x"], {("a",): 1}])
-def test_saved_settings_are_numbers_and_text(value: Any) -> None:
-    with pytest.raises(ConfigError, match="expected numbers and text"):
+def test_non_plain_settings_are_rejected(value: Any) -> None:
+    with pytest.raises(ConfigError, match="numbers and text"):
         check_plain(value, "config.yaml")
 
 
-def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
+def test_settings_round_trip_through_yaml(tmp_path: Path) -> None:
     twice = [0.5, {"x": 1}]  # a caller from Python may pass one list for two settings
     value = {"a": [1, 2.5, None, True, "x: y", "\x1b", "Größe"], "b": {"c": {}}, "1": "2020-01-01", "d": [twice, twice]}
     (tmp_path / "config.yaml").write_bytes(dump_yaml(value))

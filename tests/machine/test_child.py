@@ -1,4 +1,4 @@
-"""Processes that work for this one: what they said last, how they stop, and what they do without their parent."""
+"""Tests of child processes: exit reason, output, termination, loss of the parent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_its_last_line_tells_how_it_ended(tmp_path: Path) -> None:
+def test_last_line_is_the_exit_reason(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("of an earlier start\n")
     with Child(python("import sys; print('one'); sys.exit('error: two')"), printed=log.open("ab+")) as child:
@@ -56,7 +56,7 @@ def test_its_last_line_tells_how_it_ended(tmp_path: Path) -> None:
     assert log.read_text() == "of an earlier start\none\nerror: two\n"
 
 
-def test_its_words_are_found_in_a_long_output_that_was_shortened() -> None:
+def test_last_line_is_read_from_long_and_truncated_output() -> None:
     with Child(python("for i in range(5000): print(i)")) as child:
         child.process.wait()
         assert child.last_line() == "4999" and child.output(7) == "8\n4999\n" and len(child.output()) > 20000
@@ -64,15 +64,15 @@ def test_its_words_are_found_in_a_long_output_that_was_shortened() -> None:
         assert child.last_line() == ""
 
 
-def test_a_child_gets_one_signal_and_the_time_to_end() -> None:
+def test_stopping_child_gets_one_signal_and_a_grace_period() -> None:
     with Child(python(COUNTS_SIGNALS, "0.4")) as child:
         wait_for(lambda: child.last_line() == "ready")
         assert child.stop()
         assert child.process.returncode == 11
-        assert child.stop()  # again: nothing is left to do
+        assert child.stop()  # a second call is a no-op
 
 
-def test_a_child_that_does_not_stop_is_killed_with_what_it_has_started() -> None:
+def test_unresponsive_child_is_killed_with_its_process_group() -> None:
     code = """
         import signal, subprocess, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -89,7 +89,7 @@ def test_a_child_that_does_not_stop_is_killed_with_what_it_has_started() -> None
 
 
 @pytest.mark.parametrize("ends_itself", [True, False])
-def test_what_a_child_has_left_in_its_session_ends_when_it_is_stopped(ends_itself: bool) -> None:
+def test_stopping_child_ends_its_leftover_processes(ends_itself: bool) -> None:
     code = f"""
         import subprocess, sys, time
         below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
@@ -103,16 +103,16 @@ def test_what_a_child_has_left_in_its_session_ends_when_it_is_stopped(ends_itsel
         assert child.process.returncode == (0 if ends_itself else -signal.SIGTERM)
 
 
-def test_silence_counts_from_the_last_sign_of_life() -> None:
+def test_silence_counts_from_the_last_heartbeat() -> None:
     with Child(python("import time; time.sleep(600)")) as child:
         time.sleep(0.1)
         assert child.silent_s >= 0.1
         child.heard()
         assert child.silent_s < 0.1
-    assert child.process.returncode == -signal.SIGKILL  # at the end of the block
+    assert child.process.returncode == -signal.SIGKILL  # by the end of the block
 
 
-def test_it_talks_by_pipes_and_imports_what_its_parent_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_uses_pipes_and_its_parents_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("ANSWER = b'42'")
     monkeypatch.syspath_prepend(str(tmp_path))
     code = "import mine, sys; sys.stdout.buffer.write(sys.stdin.buffer.readline() + mine.ANSWER)"
@@ -120,12 +120,12 @@ def test_it_talks_by_pipes_and_imports_what_its_parent_can(tmp_path: Path, monke
         assert child.process.communicate(b"what\n")[0] == b"what\n42"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a child")
-def test_it_is_told_when_its_parent_is_killed(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's parent-death signal")
+def test_child_gets_a_signal_when_its_parent_is_killed(tmp_path: Path) -> None:
+    notified = tmp_path / "notified"
     code = f"""
         import pathlib, signal, sys, time
-        signal.signal(signal.SIGHUP, lambda *_: (pathlib.Path({str(told)!r}).touch(), sys.exit()))
+        signal.signal(signal.SIGHUP, lambda *_: (pathlib.Path({str(notified)!r}).touch(), sys.exit()))
         print('ready', flush=True)
         time.sleep(600)
     """
@@ -140,18 +140,18 @@ def test_it_is_told_when_its_parent_is_killed(tmp_path: Path) -> None:
             time.sleep(600)
         threading.Thread(target=start).start()
     """
-    # As nohup starts it: a child that a hangup does not reach would outlive its parent.
+    # As under nohup: a child that ignores SIGHUP would outlive its parent.
     nohup = "trap '' HUP; exec \"$@\""
     command = ["sh", "-c", nohup, "sh", *python(parent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=same_import_env()) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         process.kill()
-    wait_for(told.exists)
+    wait_for(notified.exists)
     wait_for(lambda: not psutil.pid_exists(child))
 
 
-def test_it_goes_on_when_the_thread_ends_that_has_started_it() -> None:
+def test_child_outlives_the_thread_that_started_it() -> None:
     with ThreadPoolExecutor(1) as starter:
         child = starter.submit(Child, python("print('ready', flush=True); import time; time.sleep(600)")).result()
         wait_for(child.output)
@@ -160,20 +160,20 @@ def test_it_goes_on_when_the_thread_ends_that_has_started_it() -> None:
         assert child.running
 
 
-def test_it_does_nothing_where_its_parent_has_died_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    another = os.getppid()
-    monkeypatch.setattr(os, "getpid", lambda: another)
-    with Child(python("print('it works for nobody')")) as child:
+def test_child_of_a_dead_parent_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.getppid()
+    monkeypatch.setattr(os, "getpid", lambda: other)
+    with Child(python("print('started')")) as child:
         child.process.wait()
         assert child.output() == ""
 
 
-def test_a_ctrl_c_in_the_terminal_does_not_reach_it() -> None:
+def test_ctrl_c_in_the_terminal_does_not_reach_the_child() -> None:
     with Child(python("import time; time.sleep(600)")) as child:
         assert os.getsid(child.process.pid) == child.process.pid != os.getsid(0)
 
 
-def test_what_cannot_be_started_is_an_error_and_leaves_no_open_file(tmp_path: Path) -> None:
+def test_failed_start_raises_and_closes_the_file(tmp_path: Path) -> None:
     file = (tmp_path / "log").open("ab+")
     with pytest.raises(OSError):
         Child(python("pass"), printed=file, cwd="/nowhere")

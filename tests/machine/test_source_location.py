@@ -1,4 +1,4 @@
-"""Lines of code are named as one would type them."""
+"""Tests of source locations in errors."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from gpusim_rl.machine.source_location import describe, short
 
 
-def test_paths_are_short():
+def test_paths_are_shortened():
     assert short(str(Path.cwd() / "tasks" / "ant.py")) == "tasks/ant.py"
     assert short("/venv/lib/python3.11/site-packages/rsl_rl/runners/runner.py") == "rsl_rl/runners/runner.py"
     assert short("/elsewhere/task.py") == "/elsewhere/task.py"
 
 
-def test_an_error_is_told_with_the_innermost_line_that_is_no_librarys():
+def test_error_shows_the_innermost_non_library_line():
     try:
         torch.zeros(2).reshape(3)  # here
     except RuntimeError as error:
-        told = describe(error)
+        text = describe(error)
     lines = Path(__file__).read_text().splitlines()
     line = 1 + next(n for n, text in enumerate(lines) if text.endswith("# here"))
-    assert told == f"shape '[3]' is invalid for input of size 2 at {short(__file__)}:{line}"
+    assert text.startswith("shape '[3]'") and text.endswith(f" at {short(__file__)}:{line}")
 
 
-def test_an_error_without_words_or_place_is_told_by_its_type():
+def test_error_without_message_shows_its_type():
     assert describe(ValueError()) == "ValueError"

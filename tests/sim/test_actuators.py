@@ -1,4 +1,4 @@
-"""Drives on joints: they move a joint as the laws say, in every physics step."""
+"""Tests of drives on joints against their equations, in every physics step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from gpusim_rl.export.scene_file import DC_MOTORS, needs
 from gpusim_rl.sim import Articulation, Scene, Sim
 from gpusim_rl.sim.actuators import control_names
 from gpusim_rl.sim.legged import read_legged
+from helpers.raised import message, raises
 from helpers.scenes import ARM, advance, everywhere, make, only, scene_with
 
 ROBOTS = Path(__file__).parents[1] / "helpers" / "robots"
-INERTIA = 0.5  # kg m^2, of the joint that is driven
+INERTIA = 0.5  # kg m^2, of the driven joint
 NUM = 3
 
 DISC = f"""
@@ -65,7 +66,7 @@ def column(*values: float) -> torch.Tensor:
     return torch.tensor(values)[:, None]
 
 
-def test_a_servo_answers_a_step_as_the_second_order_law_says(backend, disc):
+def test_servo_step_response_is_second_order(backend, disc):
     stiffness, damping = 50.0, 4.0
     sim, joint = driven(backend, disc, kind="position", stiffness=stiffness, damping=damping)
     joint.actuate(column(1.0, -0.5, 0.0))
@@ -98,7 +99,7 @@ def test_a_servo_answers_a_step_as_the_second_order_law_says(backend, disc):
     ],
     ids=["velocity", "torque", "position"],
 )
-def test_a_drive_accelerates_within_its_limits(backend, disc, drive, control, steps, factor, approached):
+def test_drive_accelerates_within_its_limits(backend, disc, drive, control, steps, factor, approached):
     sim, joint = driven(backend, disc, **drive)
     assert drive["kind"] != "torque" or joint.control_limits.tolist() == [[-2.0, 2.0]]
     joint.actuate(column(*control))
@@ -107,7 +108,7 @@ def test_a_drive_accelerates_within_its_limits(backend, disc, drive, control, st
     torch.testing.assert_close(joint.joint_vel, factor * column(*approached), rtol=rtol, atol=1e-6)
 
 
-def test_a_dc_motor_is_on_its_torque_speed_line(backend, disc):
+def test_dc_motor_follows_its_torque_speed_line(backend, disc):
     no_load, stall, load = 10.0, 5.0, -2.0
     sim, joint = driven(backend, disc, 200.0, kind="dc_motor", velocity_limit=no_load, stall_effort=stall)
     assert joint.control_limits.tolist() == [[-1.0, 1.0]]
@@ -121,15 +122,15 @@ def test_a_dc_motor_is_on_its_torque_speed_line(backend, disc):
 
 
 def efforts(sim: Sim, joint: Articulation, speeds: torch.Tensor) -> torch.Tensor:
-    """Effort of the drive at these speeds, by what a physics step of it does."""
+    """Return the drive's effort at these speeds, from the change of speed in a physics step."""
     joint.set_state(everywhere(sim), joint_pos=torch.zeros(NUM, 1), joint_vel=speeds)
     sim.step(1)
     return (joint.joint_vel - speeds) * INERTIA / sim.dt
 
 
 @pytest.mark.parametrize("kind", ["position", "torque"])
-def test_a_velocity_limit_clips_the_effort_to_the_line_of_a_dc_motor(backend, disc, kind):
-    # As Isaac Lab's DCMotor: to stall (+-1 - v / limit), then to the effort limit.
+def test_velocity_limit_clips_effort_to_the_dc_motor_line(backend, disc, kind):
+    # Like Isaac Lab's DCMotor: clipped to stall (+-1 - v / limit), then to the effort limit.
     limit, stall, most = 8.0, 6.0, 4.0
     settings = {"stiffness": 100.0, "damping": 0.5} if kind == "position" else {}
     sim, joint = driven(
@@ -139,13 +140,13 @@ def test_a_velocity_limit_clips_the_effort_to_the_line_of_a_dc_motor(backend, di
         joint.actuate(torch.full((NUM, 1), 100.0))
         line = stall * (1.0 - speeds / limit)
         torch.testing.assert_close(efforts(sim, joint, speeds), line.clamp(-most, most), rtol=2e-3, atol=5e-3)
-    joint.actuate(column(0.02, 0.02, 0.02))  # what is within the line is the servo's
+    joint.actuate(column(0.02, 0.02, 0.02))  # within the line the servo's effort is unchanged
     speeds = column(0.0, 1.0, -1.0)
     asked = 100.0 * 0.02 - 0.5 * speeds if kind == "position" else torch.full((NUM, 1), 0.02)
     torch.testing.assert_close(efforts(sim, joint, speeds), asked, rtol=2e-3, atol=5e-3)
 
 
-def test_after_a_reset_no_control_of_the_last_episode_acts(backend, disc):
+def test_reset_discards_delayed_controls(backend, disc):
     sim, joint = driven(backend, disc, kind="torque", delay=0.005)
     joint.actuate(column(1.0, 1.0, 1.0))
     advance(sim, 10)
@@ -156,7 +157,7 @@ def test_after_a_reset_no_control_of_the_last_episode_acts(backend, disc):
     torch.testing.assert_close((joint.joint_vel - before) * INERTIA / sim.dt, column(1.0, -2.0, 1.0), rtol=1e-3, atol=0)
 
 
-def test_what_is_under_way_is_part_of_the_state(backend, disc):
+def test_state_dict_holds_delayed_controls(backend, disc):
     (sim, joint), (other, copy) = (driven(backend, disc, kind="torque", delay=0.005) for _ in range(2))
     joint.actuate(column(1.0, 2.0, 3.0))
     advance(sim, 3)
@@ -175,7 +176,7 @@ def write(sim: Sim, name: str, *values: float) -> None:
 
 
 @pytest.mark.parametrize("motor", [False, True])
-def test_every_world_has_its_own_stiffness_damping_and_effort(backend, disc, motor):
+def test_stiffness_damping_and_effort_are_per_world(backend, disc, motor):
     line = {"velocity_limit": 1000.0, "stall_effort": 50.0} if motor else {}
     sim, joint = driven(backend, disc, kind="position", stiffness=10.0, damping=1.0, effort_limit=4.0, **line)
     write(sim, "stiffness", 10.0, 20.0, 50.0)
@@ -189,7 +190,7 @@ def test_every_world_has_its_own_stiffness_damping_and_effort(backend, disc, mot
     torch.testing.assert_close(efforts(sim, joint, speeds), expected, rtol=3e-3, atol=3e-3)
 
 
-def test_the_effort_of_a_dc_motor_goes_with_its_stall_effort(disc):
+def test_dc_motor_effort_scales_its_stall_effort(disc):
     sim, joint = driven("mujoco", disc, kind="dc_motor", velocity_limit=10.0, effort_limit=4.0)
     write(sim, "effort", 4.0, 2.0, 8.0)
     joint.actuate(torch.ones(NUM, 1))
@@ -197,14 +198,14 @@ def test_the_effort_of_a_dc_motor_goes_with_its_stall_effort(disc):
     torch.testing.assert_close(efforts(sim, joint, speeds), column(2.0, 1.0, 4.0), rtol=1e-3, atol=1e-3)
 
 
-def test_the_damping_of_a_velocity_drive_is_its_own(disc):
+def test_velocity_drive_damping_is_per_world(disc):
     sim, joint = driven("mujoco", disc, kind="velocity", damping=2.0)
     write(sim, "damping", 2.0, 1.0, 0.0)
     joint.actuate(torch.ones(NUM, 1))
     torch.testing.assert_close(efforts(sim, joint, torch.zeros(NUM, 1)), column(2.0, 1.0, 0.0), rtol=1e-3, atol=1e-6)
 
 
-def test_every_world_has_its_own_delay(backend, disc):
+def test_delay_is_per_world(backend, disc):
     sim, joint = driven(backend, disc, 200.0, kind="torque", max_delay=0.04)
     write(sim, "delay", 0.0, 0.012, 0.038)
     torques = []
@@ -223,7 +224,7 @@ def test_every_world_has_its_own_delay(backend, disc):
 @pytest.mark.parametrize(
     ("backend", "physics_hz"), [*(("mujoco", hz) for hz in (120, 250, 333, 1000)), ("mjwarp", 250)]
 )
-def test_a_delay_of_k_physics_steps_is_k_steps(backend, physics_hz, source):
+def test_delay_of_k_physics_steps_is_exact(backend, physics_hz, source):
     steps = torch.arange(9)
     if source == "param":
         scene = Scene(physics_hz, gravity=0.0)
@@ -250,7 +251,7 @@ def test_a_delay_of_k_physics_steps_is_k_steps(backend, physics_hz, source):
             assert (number - found).round().int().tolist() == steps.tolist(), number
 
 
-def test_values_belong_to_joints_by_name_and_pattern():
+def test_drive_values_match_joints_by_name_and_pattern():
     scene = Scene(physics_hz=500)
     scene.add("dog", ROBOTS / "quadruped.urdf", pos=(0.0, 0.0, 0.45), fixed_base=False)
     scene.add_actuators(
@@ -278,15 +279,15 @@ def test_values_belong_to_joints_by_name_and_pattern():
     ):
         actuator, joint = model.actuator(f"dog/{name}"), model.joint(f"dog/{name}")
         assert actuator.gainprm[0] == stiffness and actuator.biasprm[1] == -stiffness
-        assert actuator.forcerange.tolist() == [-effort, effort]  # of the file, unless another one is given
+        assert actuator.forcerange.tolist() == [-effort, effort]  # the file's, unless overridden
         assert (joint.armature[0], joint.frictionloss[0]) == (armature, friction)
-    # The dog's actuators are not one run: the other robot's is between them.
+    # The dog's actuators are not contiguous: the other robot's actuator is between them.
     dog.actuate(torch.arange(12.0).expand(2, 12))
     sim.articulation("other").actuate(torch.full((2, 1), 0.5))
     assert sim.ctrl[0].tolist() == [*range(8), 0.5, *range(8, 12)]  # type: ignore[attr-defined]
 
 
-def test_an_actuator_of_a_file_with_two_targets_has_two_controls(backend):
+def test_actuator_with_two_targets_has_two_controls(backend):
     # The servo of MuJoCo's DC motor may take a position and a velocity.
     spec = mujoco.MjSpec.from_string(ARM)
     servo = spec.add_actuator(name="elbow", target="elbow", trntype=mujoco.mjtTrn.mjTRN_JOINT)
@@ -303,7 +304,7 @@ def test_an_actuator_of_a_file_with_two_targets_has_two_controls(backend):
     assert arm.joint_pos[0, 1] == pytest.approx(0.0, abs=1e-6) and arm.joint_pos[1, 1] > 0.1
 
 
-def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
+def test_two_control_actuator_shifts_later_indices():
     spec = mujoco.MjSpec.from_string(
         """<mujoco><worldbody><body name="torso" pos="0 0 1"><freejoint/><geom size="0.1"/>
         <body name="a_foot"><joint name="a"/><geom size="0.1" pos="0 0.2 -0.9"/></body>
@@ -330,45 +331,45 @@ def test_what_is_behind_an_actuator_with_two_controls_has_its_own_numbers():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "key", "word"),
     [
-        ({"joints": "shouldr"}, r"'shouldr' matches no joint. Did you mean 'shoulder'\? Available: shoulder, "),
-        ({"joints": ["elbow", "*_hip"]}, r"'\*_hip' matches no joint. Available: "),
-        ({"joints": ["elbow", "left*"]}, "joint 'left_finger' already has an actuator"),
-        ({"kind": "positon"}, r"kind: expected one of .*, got 'positon'\. Did you mean 'position'\?"),
-        ({"stiffness": None}, "kind='position' needs stiffness"),
-        ({"kind": "torque"}, "kind='torque' has no stiffness"),
-        ({"kind": "dc_motor", "velocity_limit": 3.0}, "kind='dc_motor' has no stiffness. Try kind='position'"),
-        ({"kind": "dc_motor", "stiffness": None}, "kind='dc_motor' needs velocity_limit"),
-        ({"stiffness": -1.0}, "stiffness of joint 'elbow': expected at least 0, got -1.0"),
-        ({"damping": math.nan}, "damping of joint 'elbow': expected at least 0, got nan"),
-        ({"effort_limit": 0.0}, "effort_limit of joint 'elbow': expected above 0, got 0.0"),
-        ({"delay": 0.02, "max_delay": 0.01}, "joint 'elbow': max_delay 0.01 s is below delay 0.02 s"),
-        ({"stiffness": {"elbw": 3.0}}, r"'elbw' matches no joint. Did you mean 'elbow'\?"),
-        ({"stiffness": {"*": 3.0, "elbow": 4.0}}, r"stiffness: both '\*' and 'elbow' match joint 'elbow'"),
-        ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}}, "stiffness: no number for shoulder"),
-        ({"stall_effort": 3.0}, "joint 'elbow': stall_effort needs velocity_limit"),
-        ({"name": "leg"}, r"no 'leg'. Available: arm"),
+        ({"joints": "shouldr"}, "", "mean 'shoulder'"),
+        ({"joints": ["elbow", "*_hip"]}, "", "'*_hip'"),
+        ({"joints": ["elbow", "left*"]}, "", "'left_finger' already"),
+        ({"kind": "positon"}, ": kind", "mean 'position'"),
+        ({"stiffness": None}, "", "needs stiffness"),
+        ({"kind": "torque"}, "", "no stiffness"),
+        ({"kind": "dc_motor", "velocity_limit": 3.0}, "", "Try kind='position'"),
+        ({"kind": "dc_motor", "stiffness": None}, "", "needs velocity_limit"),
+        ({"stiffness": -1.0}, ": stiffness of joint 'elbow'", "got -1.0"),
+        ({"damping": math.nan}, ": damping of joint 'elbow'", "got nan"),
+        ({"effort_limit": 0.0}, ": effort_limit of joint 'elbow'", "above 0"),
+        ({"delay": 0.02, "max_delay": 0.01}, ": joint 'elbow'", "max_delay 0.01 s"),
+        ({"stiffness": {"elbw": 3.0}}, "", "mean 'elbow'"),
+        ({"stiffness": {"*": 3.0, "elbow": 4.0}}, ": stiffness", "both '*' and 'elbow'"),
+        ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}}, ": stiffness", "shoulder"),
+        ({"stall_effort": 3.0}, ": joint 'elbow'", "needs velocity_limit"),
+        ({"name": "leg"}, "", "Available: arm"),
     ],
 )
-def test_a_wrong_drive_is_one_line(arguments, line):
+def test_invalid_drive_is_rejected_in_one_line(arguments, key, word):
     scene = scene_with(100, arm=ROBOTS / "arm.urdf")
     scene.add_actuators("arm", "left_finger", kind="torque")
     settings = {"name": "arm", "joints": "elbow", "kind": "position", "stiffness": 10.0} | arguments
-    with pytest.raises(TaskError, match=rf"^Scene.add_actuators\('{settings['name']}'\): {line}") as error:
+    with raises(TaskError, key=f"Scene.add_actuators('{settings['name']}'){key}") as error:
         scene.add_actuators(**settings)
-    assert "\n" not in str(error.value)
+    assert word in message(error)
 
 
-def test_a_velocity_limit_without_an_effort_is_one_line(disc):
+def test_velocity_limit_without_effort_limit_is_rejected(disc):
     scene = scene_with(100, disc=disc)
     with pytest.raises(TaskError, match=r"joint 'spin': velocity_limit needs effort_limit"):
         scene.add_actuators("disc", "spin", kind="torque", velocity_limit=3.0)
 
 
-def test_a_delay_that_the_drive_has_not_cannot_be_drawn(disc):
+def test_delay_of_a_drive_without_one_is_rejected(disc):
     sim, _ = driven("mujoco", disc, kind="torque")
-    with pytest.raises(TaskError, match="'disc' has no such delays"):
+    with raises(TaskError, hint="Try scene.add_actuators(max_delay=)"):
         write(sim, "delay", 0.0, 0.0, 0.0)
-    with pytest.raises(TaskError, match=r"'spin' has no delay\. Try scene.add_actuators"):
+    with raises(TaskError, key="sim.param('actuator_delay', 'disc')", problem="'spin' has no delay"):
         sim.param("actuator_delay", "disc", ["spin"])

@@ -1,4 +1,4 @@
-"""Cameras: what they see is what geometry says, on every simulator and any number of threads, and only when asked."""
+"""Tests of cameras: images against geometry, on every simulator, with any number of threads."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ def drawn(sim: Sim, where: Tensor | None = None) -> None:
 
 
 def rays(height: int, width: int, fovy: float) -> Tensor:
-    """Where each pixel looks, for one metre along the view: to the right and up, shape [height, width, 2]."""
+    """Return each pixel's offset to the right and up [m] at one metre along the view, shape [height, width, 2]."""
     half = math.tan(math.radians(fovy / 2))
     up = half * (1 - 2 * (torch.arange(height) + 0.5) / height)
     right = half * width / height * (2 * (torch.arange(width) + 0.5) / width - 1)
     return torch.stack(torch.broadcast_tensors(right, up[:, None]), dim=-1)
 
 
-@pytest.fixture(params=SIMS, ids=lambda param: f"{param[0]}, {param[1]} threads")
+@pytest.fixture(params=SIMS, ids=lambda param: f"{param[0]}-{param[1]}-threads")
 def make_sim(request: pytest.FixtureRequest) -> Callable[..., Sim]:
     name, threads = request.param
     return lambda scene, num_envs=3, **changes: make(name, scene, num_envs, num_threads=threads, **changes)
 
 
-# What a camera sees
+# Images
 
 
-def test_the_silhouette_of_a_sphere_is_the_analytic_disc(make_sim):
+def test_sphere_silhouette_is_the_analytic_disc(make_sim):
     scene, distance, fovy, size = marble_scene(), 2.0, 50.0, 96
     scene.add_camera("eye", pos=(0, -distance, 1), target=(0, 0, 1), fovy=fovy, size=(size, size), outputs=ALL)
     sim = make_sim(scene)
@@ -83,7 +83,7 @@ def test_the_silhouette_of_a_sphere_is_the_analytic_disc(make_sim):
     seen = eye.segmentation == ball
     assert seen[:, from_middle < radius - 1].all() and not seen[:, from_middle > radius + 1].any()
     assert eye.segmentation.unique().tolist() == [-1, 0, ball]  # sky, ground and ball
-    # the nearest point, to the distance that half a pixel makes
+    # depth of the nearest point, up to half a pixel
     assert torch.allclose(eye.depth[:, 47:49, 47:49], torch.tensor(distance - 0.25), atol=1e-3)
     red, green, blue = eye.rgb[:, size // 2, size // 2].float().unbind(dim=-1)
     assert (red > green).all() and (green > blue).all()
@@ -91,7 +91,7 @@ def test_the_silhouette_of_a_sphere_is_the_analytic_disc(make_sim):
     assert (eye.rgb[eye.segmentation == -1] == sky).all() and (eye.depth[eye.segmentation == -1] == FAR).all()
 
 
-def test_the_depth_of_a_plane_is_analytic(make_sim):
+def test_plane_depth_is_analytic(make_sim):
     scene, height, fovy = marble_scene(), 3.0, 60.0
     half = math.radians(30.0) / 2
     quat = (math.cos(half), math.sin(half), 0.0, 0.0)  # from straight down towards +y
@@ -100,15 +100,15 @@ def test_the_depth_of_a_plane_is_analytic(make_sim):
     down = sim.camera("down")
     drawn(sim)
     assert down.depth.shape == (3, 40, 56) and down.depth.dtype == torch.float32
-    # A pixel sinks by cos(pitch) - up sin(pitch) for one metre along the view.
+    # A pixel's ray descends by cos(pitch) - up sin(pitch) per metre along the view.
     up = rays(40, 56, fovy)[..., 1]
     expected = height / (math.cos(2 * half) - up * math.sin(2 * half))
     torch.testing.assert_close(down.depth, expected.expand(3, -1, -1), rtol=1e-4, atol=1e-4)
 
 
-def test_the_first_row_is_above_and_the_first_column_left(make_sim):
+def test_first_row_is_top_and_first_column_left(make_sim):
     scene = marble_scene()
-    for name, target in (("right", (1, 0, 1)), ("below", (0, 0, 0.3))):  # the ball is then left, or above
+    for name, target in (("right", (1, 0, 1)), ("below", (0, 0, 0.3))):  # the ball is then on the left, or above
         scene.add_camera(name, pos=(0, -3, 1), target=target, size=(32, 32), outputs=("segmentation",))
     sim = make_sim(scene)
     images = {name: sim.camera(name) for name in ("right", "below")}
@@ -117,7 +117,7 @@ def test_the_first_row_is_above_and_the_first_column_left(make_sim):
     assert row[0] < 10 and abs(row[1] - 15.5) < 1 and column[1] < 12 and abs(column[0] - 15.5) < 1
 
 
-def test_a_camera_goes_with_its_body_and_a_file_brings_its_own(make_sim):
+def test_cameras_of_bodies_and_files_follow_their_body(make_sim):
     scene = marble_scene()
     scene.add_camera("marble/own", size=(48, 48), outputs=ALL)
     scene.add_camera("mine", "marble/marble", (0, -2, 0), target=(0, 0, 0), fovy=40, size=(48, 48), outputs=ALL)
@@ -133,10 +133,10 @@ def test_a_camera_goes_with_its_body_and_a_file_brings_its_own(make_sim):
         torch.testing.assert_close(images.depth[:, 24, 24], torch.full((3,), 1.75), rtol=0, atol=2e-3)
     assert len({images.rgb[env].sum().item() for env in range(3) for images in (mine,)}) == 3  # the ground moves
     close = (own.rgb.float() - mine.rgb.float()).abs().mean()
-    assert close < 1.0  # the two are in one place
+    assert close < 1.0  # both cameras are at the same place
 
 
-def test_groups_of_geoms(make_sim):
+def test_camera_shows_its_geom_groups(make_sim):
     scene = marble_scene()
     for name, groups in (("all", (0, 3)), ("hidden", (3,))):
         scene.add_camera(name, pos=(0, -4, 2.5), target=(0, 0, 2.5), size=(40, 40), outputs=ALL, fovy=60, groups=groups)
@@ -148,7 +148,7 @@ def test_groups_of_geoms(make_sim):
     assert not (images["hidden"].segmentation == 0).any()  # the ground is of group 0
 
 
-def test_a_sky_of_the_scene_takes_the_place_of_ours():
+def test_scene_skybox_replaces_the_default_sky():
     scene = marble_scene()
     sky, gradient = mujoco.mjtTexture.mjTEXTURE_SKYBOX, mujoco.mjtBuiltin.mjBUILTIN_GRADIENT
     scene.spec.add_texture(
@@ -161,7 +161,7 @@ def test_a_sky_of_the_scene_takes_the_place_of_ours():
     assert (up.rgb[..., 0] > 2.0 * up.rgb[..., 2]).all() and up.rgb[0, 0, 0, 0] > up.rgb[0, -1, 0, 0]
 
 
-def test_the_mean_of_samples_is_the_mean_of_a_larger_image(make_sim):
+def test_samples_average_a_larger_image(make_sim):
     scene = marble_scene()
     place = {"pos": (0, -3, 1), "target": (0, 0, 0.8)}
     for name, size, samples in (("coarse", 24, 1), ("smooth", 24, 3), ("large", 72, 1)):
@@ -173,11 +173,11 @@ def test_the_mean_of_samples_is_the_mean_of_a_larger_image(make_sim):
     assert (rgb["smooth"].float() - mean).abs().max() <= 1.0 < (rgb["coarse"].float() - mean).abs().max()
 
 
-# On whatever draws
+# Agreement of simulators, batches and threads
 
 
 def pictures(sim: Sim, seed: int = 0) -> dict[str, Tensor]:
-    """Images of Ants in random poses, after a few steps."""
+    """Return images of Ants in random poses."""
     ant = sim.articulation("ant")
     eye = sim.camera("eye")
     randomize_ants([ant], seed)
@@ -193,12 +193,12 @@ def ant_with_eye() -> Scene:
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_many_worlds_are_that_many_single_ones_bit_for_bit(name):
+def test_batched_images_equal_single_worlds_bit_for_bit(name):
     scene = ant_with_eye()
     together = pictures(make(name, scene, 5))
     alone = make(name, scene, 1)
     eye, ant = alone.camera("eye"), alone.articulation("ant")
-    ant.set_state(everywhere(alone), joint_pos=ant.joint_pos)  # it has written: what is read now follows
+    ant.set_state(everywhere(alone), joint_pos=ant.joint_pos)  # marks the state as written, so images follow it
     for env in range(5):
         alone.qpos.copy_(together["qpos"][env : env + 1])
         alone.refresh()
@@ -209,7 +209,7 @@ def test_many_worlds_are_that_many_single_ones_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_shares_of_threads_are_the_whole_bit_for_bit(name):
+def test_thread_count_does_not_change_images(name):
     whole = pictures(make(name, ant_with_eye(), 7))
     for threads in (3, 7):
         shared = pictures(make(name, ant_with_eye(), 7, num_threads=threads))
@@ -217,14 +217,14 @@ def test_shares_of_threads_are_the_whole_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", ["mjwarp", "newton"])
-def test_simulators_draw_the_same(name):
+def test_simulators_render_equal_images(name):
     pytest.importorskip("newton" if name == "newton" else "mujoco_warp")
     expected, got = (pictures(make(each, ant_with_eye(), 4)) for each in ("mujoco", name))
     assert torch.equal(expected["qpos"], got["qpos"])
     assert all(torch.equal(expected[output], got[output]) for output in ALL)
 
 
-def test_a_world_that_has_run_away_spoils_no_other(make_sim):
+def test_diverged_world_does_not_affect_other_images(make_sim):
     sim = make_sim(ant_with_eye(), 4)
     expected = pictures(sim)
     sim.qpos[1], sim.qpos[2] = math.nan, math.inf
@@ -233,12 +233,12 @@ def test_a_world_that_has_run_away_spoils_no_other(make_sim):
     assert all(torch.equal(getattr(eye, output)[[0, 3]], expected[output][[0, 3]]) for output in ALL)
 
 
-def test_a_captured_draw_is_the_eager_one():
+def test_captured_draw_equals_eager_draw():
     captured, eager = (pictures(make("mjwarp", ant_with_eye(), 4, graph=graph)) for graph in (True, False))
     assert all(torch.equal(captured[output], eager[output]) for output in ALL)
 
 
-# When
+# Timing
 
 
 def late_scene() -> Scene:
@@ -248,7 +248,7 @@ def late_scene() -> Scene:
     return scene
 
 
-def test_a_camera_draws_every_third_step(make_sim):
+def test_camera_draws_every_third_step(make_sim):
     sim = make_sim(late_scene())
     now, late = sim.camera("now"), sim.camera("late")
     drawn(sim)
@@ -261,14 +261,14 @@ def test_a_camera_draws_every_third_step(make_sim):
         assert now.age.tolist() == [0] * 3 and late.age.tolist() == [step % 3] * 3
         assert torch.equal(late.rgb, now.rgb if step % 3 == 0 else before)
         assert not torch.equal(now.rgb, before)
-    drawn(sim, only(sim, 1))  # one begins anew: it waits for the next frame
+    drawn(sim, only(sim, 1))  # a single reset waits for the next frame
     assert late.age.tolist() == [2] * 3
     sim.step(1)
-    drawn(sim)  # all begin anew: the frame is of their start
+    drawn(sim)  # a reset of all worlds draws their first frame
     assert late.age.tolist() == [0] * 3 and torch.equal(late.rgb, now.rgb)
 
 
-def test_a_checkpoint_brings_back_the_frames(make_sim):
+def test_state_dict_restores_camera_frames(make_sim):
     def steps(sim: Sim, count: int) -> list[Tensor]:
         for _ in range(count):
             sim.step(4)
@@ -288,7 +288,7 @@ def test_a_checkpoint_brings_back_the_frames(make_sim):
 
 
 class Watched(Cartpole):
-    """Cartpole with a camera, for which it may ask."""
+    """Cartpole with a camera, which it uses if `asks`."""
 
     asks = True
 
@@ -315,7 +315,7 @@ def make_env(task: type[Cartpole], name: str = "mujoco", num_envs: int = 6) -> V
 
 @pytest.fixture
 def frames(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """An entry for every draw of the worlds."""
+    """List with one entry per draw of the worlds."""
     found: list[None] = []
     launch = camera_renderer.CameraRenderer._launch
     monkeypatch.setattr(camera_renderer.CameraRenderer, "_launch", lambda self: (found.append(None), launch(self))[1])
@@ -323,7 +323,7 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_an_env_draws_once_in_a_step_after_the_resets(name, frames):
+def test_env_draws_once_per_step_after_resets(name, frames):
     env = make_env(Watched, name)
     task: Any = env.task
     env.reset()
@@ -336,7 +336,7 @@ def test_an_env_draws_once_in_a_step_after_the_resets(name, frames):
     step = env.step(torch.zeros(6, 1))
     assert step.done.tolist() == [False, False, True, False, False, False] and len(frames) == 1
     at_end, at_start = seen_at
-    assert torch.equal(at_end, before)  # `final_obs` has no images of its own
+    assert torch.equal(at_end, before)  # no images are drawn for `final_obs`
     cart = env.sim.scene.model.body("cartpole/cart").id
     middle = (at_start[2] == cart).nonzero()[:, 1].float().mean()  # the cart is near the middle again
     assert abs(middle - 11.5) < 3
@@ -349,7 +349,7 @@ def test_an_env_draws_once_in_a_step_after_the_resets(name, frames):
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_nothing_is_drawn_when_nobody_asks(name, frames, monkeypatch):
+def test_unused_cameras_are_never_drawn(name, frames, monkeypatch):
     made: list[Any] = []
     monkeypatch.setattr(mujoco_warp, "create_render_context", lambda *_, **__: made.append(1))
     env = make_env(Unwatched, name)
@@ -368,12 +368,12 @@ def test_cameras_do_not_change_the_physics():
     assert all(torch.equal(*pair) for pair in zip(*steps, strict=True))
 
 
-def test_drawing_does_not_wait_for_the_device():
+def test_drawing_does_not_synchronise():
     sim = make("mjwarp", late_scene(), 4, num_threads=1)
     cameras = [sim.camera("now"), sim.camera("late")]
     drawn(sim)
     where = only(sim, 1)
-    sim._written_on_host = None  # type: ignore[attr-defined]  # the shortcut that CUDA has not
+    sim._written_on_host = None  # type: ignore[attr-defined]  # a shortcut of the CPU only
     with SyncCounter() as syncs:
         for _ in range(4):
             sim.step(1)
@@ -384,7 +384,7 @@ def test_drawing_does_not_wait_for_the_device():
     assert syncs.total == 0, syncs.locations
 
 
-# For each world
+# Per-world parameters
 
 FIELDS: dict[str, tuple[str | None, list[str] | None, Any]] = {
     "cam_pos": (None, ["eye"], [0.2, -3.0, 1.1]),
@@ -399,13 +399,13 @@ FIELDS: dict[str, tuple[str | None, list[str] | None, Any]] = {
 }
 
 
-def test_worlds_have_their_own(make_sim):
+def test_visual_parameters_are_per_world(make_sim):
     def watched(num_envs: int) -> tuple[Sim, Tensor]:
         scene = marble_scene()
         scene.add_camera("eye", pos=(0, -3, 1), target=(0, 0, 0.9), size=(40, 40))
         sim = make_sim(scene, num_envs)
         eye = sim.camera("eye")
-        drawn(sim)  # before there is a parameter
+        drawn(sim)  # before any parameter is declared
         return sim, eye.rgb
 
     (sim, rgb), (alone, own), (other, restored) = watched(3), watched(1), watched(3)
@@ -417,7 +417,7 @@ def test_worlds_have_their_own(make_sim):
             param.set(torch.tensor(value).expand_as(param.value).clone(), only(one, world))
             drawn(one)
         assert not torch.equal(own, shared)
-        if field == "cam_fovy":  # rays that are computed for each world differ in their last digits
+        if field == "cam_fovy":  # rays computed per world differ in their last digits
             expected = enumerate((shared, own, shared))
             assert all((rgb[i].int() - x[0].int()).abs().float().mean() < 0.1 for i, x in expected)
         else:
@@ -429,35 +429,35 @@ def test_worlds_have_their_own(make_sim):
             param.set(param.default.expand_as(param.value).clone(), everywhere(one))
 
 
-def test_every_field_of_pictures_has_a_case():
+def test_every_visual_parameter_has_a_case():
     assert set(FIELDS) == {name for name, field in params.FIELDS.items() if field.pictures}
 
 
-# Bad input
+# Errors
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
         ({"name": "wrost"}, "needs pos"),
-        ({"name": "marble/owm"}, "Did you mean 'marble/own'?"),
-        ({"name": "marble/own", "pos": (0, 0, 1)}, "a file defines this camera"),
-        ({"body": "marble/marbel"}, "Did you mean 'marble/marble'?"),
+        ({"name": "marble/owm"}, "mean 'marble/own'"),
+        ({"name": "marble/own", "pos": (0, 0, 1)}, "defines this camera"),
+        ({"body": "marble/marbel"}, "mean 'marble/marble'"),
         ({"name": "there"}, "already"),
-        ({"size": (64, 0)}, "from 1 to 4096 pixels, got (64, 0)"),
-        ({"outputs": ("rgb", "normal")}, "some of rgb, depth, segmentation"),
+        ({"size": (64, 0)}, "4096 pixels, got (64, 0)"),
+        ({"outputs": ("rgb", "normal")}, "got ('rgb', 'normal')"),
         ({"every": 0}, "every: expected"),
         ({"groups": (6,)}, "0 to 5"),
-        ({"samples": 0}, "samples: expected a number from 1 to 8, got 0"),
-        ({"samples": 2, "outputs": ("depth",)}, "samples: expected 1 without rgb"),
+        ({"samples": 0}, "1 to 8, got 0"),
+        ({"samples": 2, "outputs": ("depth",)}, "1 without rgb"),
         ({"fovy": 180.0}, "below 180 degrees"),
         ({"pos": (0, 0)}, "pos: expected 3 finite"),
         ({"quat": (0, 0, 0, 0)}, "quat: expected 4"),
         ({"quat": (1, 0, 0, 0), "target": (0, 0, 0)}, "exclude each other"),
-        ({"target": (0, 0, 1)}, "a point other than pos"),
+        ({"target": (0, 0, 1)}, "other than pos"),
     ],
 )
-def test_a_wrong_camera_is_refused_in_one_line(arguments, words):
+def test_invalid_camera_is_rejected_in_one_line(arguments, words):
     scene = marble_scene()
     scene.add_camera("there", pos=(0, 0, 1))
     place = {} if "name" in arguments and arguments["name"] != "there" else {"pos": (0, 0, 1)}
@@ -466,22 +466,22 @@ def test_a_wrong_camera_is_refused_in_one_line(arguments, words):
     assert words in str(info.value) and "\n" not in str(info.value)
 
 
-def test_a_camera_that_there_is_not(make_sim):
+def test_missing_camera_is_an_error(make_sim):
     scene = marble_scene()
     scene.add_camera("eye", pos=(0, -3, 1))
     sim = make_sim(scene)
-    with raises(TaskError, key="sim.camera", hint="Did you mean 'eye'? Available: eye"):
+    with raises(TaskError, key="sim.camera", problem="no camera 'eyes'"):
         sim.camera("eyes")
     with raises(TaskError, hint="Try add_camera(..., outputs=('rgb', 'depth'))"):
         _ = sim.camera("eye").depth
     for name, words in (("cam_pos", "camera 'wrist'"), ("light_dir", "light 'wrist'"), ("mat_rgba", "material")):
         with pytest.raises(TaskError, match=f"no {words}"):
             sim.param(name, None, ["wrist"])
-    with pytest.raises(TaskError, match="belongs to the scene, not to 'marble'"):
+    with pytest.raises(TaskError, match="belongs to the scene"):
         sim.param("cam_pos", "marble")
 
 
-def test_what_a_scene_has_not_is_not_drawn():
+def test_undrawable_cameras_are_rejected():
     scene = marble_scene()
     scene.add_camera("empty", pos=(0, -3, 1), groups=(4, 5))
     scene.add_camera("smooth", pos=(0, -3, 1), samples=2)
@@ -495,23 +495,23 @@ def test_what_a_scene_has_not_is_not_drawn():
 
 
 @pytest.mark.parametrize("name", ["mujoco", "mjwarp"])
-def test_more_memory_than_there_is_is_one_line(name, monkeypatch):
+def test_insufficient_camera_memory_is_reported(name, monkeypatch):
     monkeypatch.setattr(camera_renderer, "memory_available_bytes", lambda: 5_000_000)
     scene = ant_with_eye()
     scene.add_camera("large", pos=(0, -4, 2), size=(400, 500), outputs=ALL)
     sim = make(name, scene, 8)
     sim.camera("eye")
-    with pytest.raises(MemoryError, match=r"'large' needs 0.0432 GB .* 0.005 GB are"):
+    with pytest.raises(MemoryError, match=r"'large' .* 0\.0432 GB .* 0\.005 GB"):
         sim.camera("large")
 
 
-def test_a_training_says_which_num_envs_to_try(monkeypatch):
+def test_out_of_memory_suggests_num_envs(monkeypatch):
     monkeypatch.setattr(camera_renderer, "memory_available_bytes", lambda: 1000)
-    with pytest.raises(ConfigError, match=r"camera 'side' needs .*\. Try num_envs=3"), one_line_if_out_of_memory(6):
+    with raises(ConfigError, key="num_envs=6", hint="Try num_envs=3"), one_line_if_out_of_memory(6):
         make_env(Watched)
 
 
-def test_a_mujoco_warp_that_is_missing_or_too_old_is_one_line(monkeypatch):
+def test_missing_or_old_mujoco_warp_is_reported(monkeypatch):
     sim = make("mujoco", ant_with_eye(), 2)
     with (
         monkeypatch.context() as patch,
@@ -525,7 +525,7 @@ def test_a_mujoco_warp_that_is_missing_or_too_old_is_one_line(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:flex")
-def test_what_the_ray_caster_cannot_draw_is_one_line():
+def test_camera_rejects_flexible_bodies():
     scene = scene_with(
         100,
         thing="""<mujoco><worldbody><body name="b"><freejoint/><geom size="0.1"/></body>
@@ -537,7 +537,7 @@ def test_what_the_ray_caster_cannot_draw_is_one_line():
         make("mujoco", scene, 1).camera("eye")
 
 
-def test_a_closed_simulator_leaves_no_thread():
+def test_closed_simulator_leaves_no_threads():
     before = {*threading.enumerate()}
     sim = make("mujoco", ant_with_eye(), 4, num_threads=2)
     sim.camera("eye")
@@ -548,7 +548,7 @@ def test_a_closed_simulator_leaves_no_thread():
     assert not any(thread.is_alive() for thread in started)
 
 
-def test_a_scene_with_cameras_exports_as_it_is():
+def test_scene_with_cameras_exports_unchanged():
     scene = scene_with(100, ant=ANT)
     scene.add_camera("eye", "ant/torso", (0.3, 0, 0), target=(1, 0, 0))
     model = mujoco.MjModel.from_xml_string(scene.spec.to_xml())

@@ -1,4 +1,4 @@
-"""Constants that follow from masses, in some worlds: those of MuJoCo's own `mj_setConst`."""
+"""Tests of mass-dependent constants per world against MuJoCo's `mj_setConst`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def draw(sim: Any, articulation: str, fields: tuple[str, ...], where: torch.Tens
 
 
 def expected(sim: MjwarpSim, world: int) -> mujoco.MjModel:
-    """The scene's model with one world's parameters, its constants derived by MuJoCo."""
+    """Return the scene's model with one world's parameters and MuJoCo's constants for them."""
     model = sim.scene.spec.copy().compile()
     for field, values in sim._params.values.items():
         getattr(model, field)[:] = values[world].numpy().reshape(getattr(model, field).shape)
@@ -105,7 +105,7 @@ ALONE = [(creature_scene, "creature", (field,)) for field in FIELDS]
     ("scene", "name", "fields"),
     [*ALONE, (creature_scene, "creature", FIELDS), (ant_scene, "ant", FIELDS[:4])],
 )
-def test_constants_are_those_of_mujoco(scene, name, fields):
+def test_constants_equal_mj_setconst(scene, name, fields):
     sim: Any = make("mjwarp", scene(), NUM)
     draw(sim, name, fields, only(sim, *range(NUM)))
     sim.refresh()
@@ -113,7 +113,7 @@ def test_constants_are_those_of_mujoco(scene, name, fields):
     check(sim, range(NUM))
 
 
-def test_a_gear_counts_where_an_actuator_without_muscles_has_an_armature():
+def test_gear_affects_constants_of_actuators_with_armature():
     spec = mujoco.MjSpec.from_string(CREATURE)
     for actuator in spec.actuators:
         if actuator.name in ("calf", "cable"):
@@ -125,7 +125,7 @@ def test_a_gear_counts_where_an_actuator_without_muscles_has_an_armature():
     check(sim, range(NUM))
 
 
-def test_only_worlds_that_were_written_are_derived():
+def test_only_changed_worlds_are_recomputed():
     sim: Any = make("mjwarp", creature_scene(), NUM)
     draw(sim, "creature", FIELDS, only(sim))
     for values in sim._constants.values():
@@ -142,7 +142,7 @@ def test_only_worlds_that_were_written_are_derived():
     assert (sim._constants["dof_invweight0"] != -1.0).any(dim=1).tolist() == [False] * 4 + [True]
 
 
-def test_nothing_is_launched_where_nothing_was_written(monkeypatch):
+def test_unchanged_parameters_launch_no_kernel(monkeypatch):
     sim = make("mjwarp", ant_scene(), NUM)
     mass = sim.param("body_mass", "ant")
     launched: list[Any] = []
@@ -158,7 +158,7 @@ def test_nothing_is_launched_where_nothing_was_written(monkeypatch):
     assert launched.count("constants") == 1
 
 
-def test_a_world_that_nobody_wrote_moves_as_one_without_parameters():
+def test_unchanged_world_moves_as_without_parameters():
     scene = scene_with(120, ground=True, ant=ANT)
     sim, plain = make("mjwarp", scene, 2), make("mjwarp", scene, 2)
     draw(sim, "ant", FIELDS[:4], only(sim, 1))

@@ -1,4 +1,4 @@
-"""What every simulator promises (`gpusim_rl.sim.Sim`), on each of them."""
+"""Tests of the contract of `gpusim_rl.sim.Sim` on every simulator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def shared(backend: str) -> Iterator[Callable[..., Sim]]:
-    """Make a simulator once for all tests that ask for this scene and number of worlds, and reset it."""
+    """Make one simulator per scene and number of worlds for all tests, and reset it."""
     made: dict[object, Sim] = {}
 
     def get(make_scene: Callable[[], Scene], num_envs: int) -> Sim:
@@ -44,7 +44,7 @@ def shared(backend: str) -> Iterator[Callable[..., Sim]]:
 
 
 def snapshot(sim: Sim) -> dict[str, torch.Tensor]:
-    """Everything that a task could read of an Ant."""
+    """Return every quantity that a task could read of an Ant."""
     ant = sim.articulation("ant")
     feet, bodies = ant.contacts(FEET), ant.bodies(["torso", *FEET])
     values = {
@@ -68,7 +68,7 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], 
         assert torch.equal(value[worlds], right[name][worlds]), name
 
 
-def test_state_that_is_written_is_the_state(shared):
+def test_written_state_is_read_back(shared):
     sim = shared(ant_scene, 3)
     ant = sim.articulation("ant")
     assert ant.joint_names[:2] == ["hip_1", "ankle_1"]
@@ -94,7 +94,7 @@ def test_state_that_is_written_is_the_state(shared):
     torch.testing.assert_close(ant.bodies(["torso"]).pos[1, 0], torch.full((3,), 2.0))
 
 
-def test_free_bodies_turn_no_faster_than_the_limit(backend):
+def test_angular_velocity_is_limited(backend):
     ball = mujoco.MjSpec.from_string(BALL)
     for limit in (None, 10.0):
         scene = Scene(physics_hz=200, gravity=0.0, max_angular_velocity=limit)
@@ -105,7 +105,7 @@ def test_free_bodies_turn_no_faster_than_the_limit(backend):
         spin = torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0], [30.0, -40.0, 0.0]])
         velocity = torch.tensor([[0.1, 0.2, 0.3]]).expand(3, 3)
         robot.set_state(everywhere(sim), root_ang_vel=spin, root_lin_vel=velocity)
-        for _ in range(2):  # as it is after a step, so it goes on
+        for _ in range(2):  # a second step keeps the limited velocity
             sim.step(1)
             expected = spin if limit is None else spin * torch.tensor([[1.0], [1.0], [0.2]])
             torch.testing.assert_close(robot.root_ang_vel, expected, atol=1e-4, rtol=1e-4)
@@ -113,16 +113,16 @@ def test_free_bodies_turn_no_faster_than_the_limit(backend):
             torch.testing.assert_close(robot.root_lin_vel, velocity, atol=1e-4, rtol=1e-4)
 
 
-def test_settings_choose_integrator_and_cones():
+def test_settings_choose_integrator_and_cone():
     scene = ball_scene()
     make("mujoco", scene, 1, integrator="implicitfast", cone="elliptic")
     option = scene.model.opt
     assert (option.integrator, option.cone) == (mujoco.mjtIntegrator.mjINT_IMPLICITFAST, mujoco.mjtCone.mjCONE_ELLIPTIC)
     make("mujoco", scene, 1)
-    assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC, "what no setting says stays"
+    assert scene.model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC, "an unset setting changed the scene"
 
 
-def test_free_fall_follows_the_semi_implicit_euler_scheme(shared):
+def test_free_fall_follows_semi_implicit_euler(shared):
     sim = shared(ball_scene, 2)
     ball = sim.articulation("ball")
     ball.set_state(everywhere(sim), root_pos=torch.tensor([[0.0, 0.0, 50.0]]).expand(2, 3))
@@ -135,7 +135,7 @@ def test_free_fall_follows_the_semi_implicit_euler_scheme(shared):
     assert ball.root_pos[0, 2].item() == pytest.approx(50.0 - fallen, abs=2e-5)
 
 
-def test_friction_brakes_a_sliding_ball_and_its_torque_spins_it(shared):
+def test_friction_brakes_and_spins_a_sliding_ball(shared):
     sim = shared(ball_scene, 2)
     ball = sim.articulation("ball")
     advance(sim, 400)
@@ -150,7 +150,7 @@ def test_friction_brakes_a_sliding_ball_and_its_torque_spins_it(shared):
     assert ball.root_ang_vel[0, 1] > 0.1
 
 
-def test_wrenches_and_velocities_agree_with_the_poses_of_bodies(backend):
+def test_wrenches_and_velocities_agree_with_body_poses(backend):
     sim = make(backend, ant_scene(), 64)
     ant = sim.articulation("ant")
     feet, bodies = ant.contacts(FEET), ant.bodies(FEET)
@@ -159,7 +159,7 @@ def test_wrenches_and_velocities_agree_with_the_poses_of_bodies(backend):
     sim.refresh()
     # rotation matrices of the feet from their quaternions, by hand
     w, x, y, z = bodies.quat.clone().unbind(-1)
-    sim.step(1)  # its forces are those of the state that it began with
+    sim.step(1)  # contact forces are of the state before the step
     assert (feet.force.norm(dim=-1) > 1.0).any()
     rows = [
         torch.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)], dim=-1),
@@ -198,7 +198,7 @@ def test_body_velocity_is_the_derivative_of_body_position(shared):
     torch.testing.assert_close(slope, velocities[1], atol=0.05, rtol=0.02)
 
 
-def test_motors_and_efforts_push_joints(shared):
+def test_motors_and_efforts_accelerate_joints(shared):
     sim = shared(arm_scene, 3)
     arm = sim.articulation("arm")
     rest = arm.joint_vel.clone()
@@ -215,7 +215,7 @@ def test_motors_and_efforts_push_joints(shared):
     torch.testing.assert_close(arm.joint_vel[2], arm.joint_vel[0])
 
 
-def test_a_wrench_acts_at_the_centre_of_mass_until_the_reset(shared):
+def test_wrench_acts_at_the_centre_of_mass_until_reset(shared):
     sim = shared(ball_scene, 3)
     ball = sim.articulation("ball")
     body = ball.bodies(["ball"])
@@ -235,12 +235,12 @@ def test_a_wrench_acts_at_the_centre_of_mass_until_the_reset(shared):
     ball.set_state(only(sim, 0), root_pos=torch.tensor([0.0, 0.0, 5.0]).expand(3, 3))
     sim.refresh()
     advance(sim, 20)
-    assert ball.root_lin_vel[0, 2].item() == pytest.approx(-0.981, abs=1e-4), "the reset forgot the wrench"
-    assert ball.root_lin_vel[1, 0].item() == pytest.approx(0.4, abs=1e-4), "the wrench holds in the other worlds"
+    assert ball.root_lin_vel[0, 2].item() == pytest.approx(-0.981, abs=1e-4), "reset did not clear the wrench"
+    assert ball.root_lin_vel[1, 0].item() == pytest.approx(0.4, abs=1e-4), "other worlds lost the wrench"
 
 
 @pytest.mark.parametrize("backend", SIMS[:3], indirect=True)
-def test_joint_effort_is_what_the_actuators_did(backend):
+def test_joint_effort_equals_actuator_force(backend):
     scene = arm_scene()
     scene.add_effort_sensors("arm")
     sim = make(backend, scene, 2)
@@ -257,7 +257,7 @@ def test_masked_reset_leaves_other_worlds_alone(shared, backend):
     for sim in (touched, untouched):
         randomize_ants([sim.articulation("ant")])
         sim.refresh()
-        snapshot(sim)  # from here on everything is kept fresh
+        snapshot(sim)  # all quantities are kept up to date from here
         sim.step(2)
     touched.reset(only(touched, 1, 4))
     touched.refresh()
@@ -271,7 +271,7 @@ def test_masked_reset_leaves_other_worlds_alone(shared, backend):
     assert_equal(snapshot(touched), snapshot(untouched), others)
 
 
-def test_contacts_are_those_of_the_last_step_and_zero_after_a_reset(shared):
+def test_contacts_are_of_the_last_step_and_zero_after_reset(shared):
     sim = shared(ball_scene, 3)
     ball = sim.articulation("ball")
     contact = ball.contacts(["ball"])
@@ -291,7 +291,7 @@ def test_contacts_are_those_of_the_last_step_and_zero_after_a_reset(shared):
     torch.testing.assert_close(contact.force[0], resting[0], atol=0.05, rtol=0.0)
 
 
-def test_refresh_alone_changes_nothing(shared, backend):
+def test_repeated_refresh_changes_nothing(shared, backend):
     once, often = shared(ant_scene, 6), make(backend, ant_scene(), 6)
     for sim in (once, often):
         randomize_ants([sim.articulation("ant")])
@@ -306,7 +306,7 @@ def test_refresh_alone_changes_nothing(shared, backend):
     assert_equal(snapshot(once), snapshot(often))
 
 
-def test_diverged_worlds_are_reported_isolated_and_heal(shared, backend, tmp_path: Path, monkeypatch, capfd):
+def test_diverged_worlds_are_isolated_and_recover_at_reset(shared, backend, tmp_path: Path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     sick, healthy = shared(ant_scene, 6), make(backend, ant_scene(), 6)
     for sim in (sick, healthy):
@@ -342,7 +342,7 @@ def test_diverged_worlds_are_reported_isolated_and_heal(shared, backend, tmp_pat
     assert "Warning" not in out + err
 
 
-def test_a_world_that_runs_away_is_diverged(shared):
+def test_runaway_world_is_reported_as_diverged(shared):
     sim = shared(ball_scene, 2)
     ball = sim.articulation("ball")
     ball.set_state(only(sim, 0), root_lin_vel=torch.full((2, 3), 1e20))
@@ -353,7 +353,7 @@ def test_a_world_that_runs_away_is_diverged(shared):
     assert not sim.diverged.any()
 
 
-def test_state_dict_continues_bit_for_bit_also_from_a_file(shared, backend, tmp_path: Path):
+def test_state_dict_continues_bit_for_bit(shared, backend, tmp_path: Path):
     sim, other = shared(ant_scene, 6), make(backend, ant_scene(), 6)
     for s in (sim, other):
         snapshot(s)
@@ -367,7 +367,7 @@ def test_state_dict_continues_bit_for_bit_also_from_a_file(shared, backend, tmp_
     torch.save(saved, tmp_path / "state.pt")
     there = snapshot(sim)
 
-    def onwards(s: Sim) -> dict[str, torch.Tensor]:
+    def run_steps(s: Sim) -> dict[str, torch.Tensor]:
         random = torch.Generator().manual_seed(1)
         for _ in range(5):
             s.articulation("ant").actuate(2.0 * torch.rand(6, 8, generator=random) - 1.0)
@@ -376,14 +376,14 @@ def test_state_dict_continues_bit_for_bit_also_from_a_file(shared, backend, tmp_
             s.refresh()
         return snapshot(s)
 
-    first = onwards(sim)
+    first = run_steps(sim)
     for s, state in ((sim, saved), (other, torch.load(tmp_path / "state.pt", weights_only=True))):
         s.load_state_dict(state)
         assert_equal(there, snapshot(s))
-        assert_equal(first, onwards(s))
+        assert_equal(first, run_steps(s))
 
 
-def test_errors_name_what_exists():
+def test_unknown_names_are_reported():
     sim = make("mujoco", ball_scene(), 1)
     with pytest.raises(TaskError, match=r"no articulation 'dog'.*ball"):
         sim.articulation("dog")
@@ -395,7 +395,7 @@ def test_errors_name_what_exists():
         arm.contacts(["lower"])
 
 
-def test_two_articulations_do_not_mix(backend):
+def test_two_articulations_are_independent(backend):
     scene = ball_scene()
     scene.add("second", mujoco.MjSpec.from_string(BALL), pos=(3.0, 0.0, 0.0))
     sim = make(backend, scene, 2)
@@ -411,15 +411,15 @@ def test_two_articulations_do_not_mix(backend):
 
 
 WRONG_SHAPES = {
-    "one number for all actuators": (
+    "control-of-one-column": (
         lambda ant: ant.actuate(torch.zeros(4, 1)),
         {"key": "'ant'.actuate(): control", "got": [4, 1], "hint": "Try num_actions = 8 if the action is the control"},
     ),
-    "joint positions": (
+    "joint-positions": (
         lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_pos=torch.zeros(4, 1)),
         {"key": "'ant'.set_state(): joint_pos", "got": [4, 1]},
     ),
-    "a mask of one env": (
+    "mask-of-one-env": (
         lambda ant: ant.set_state(torch.ones(1, dtype=torch.bool), root_pos=torch.zeros(1, 3)),
         {"key": "'ant'.set_state(): where", "expected": "a tensor of shape [4]", "got": [1]},
     ),
@@ -436,7 +436,7 @@ def four_ants() -> Sim:
 
 
 @pytest.mark.parametrize("mistake", WRONG_SHAPES)
-def test_a_wrong_shape_is_one_line(four_ants, mistake):
+def test_wrong_shape_is_rejected_in_one_line(four_ants, mistake):
     write, fields = WRONG_SHAPES[mistake]
     with raises(TaskError, **fields) as error:
         write(four_ants.articulation("ant"))
@@ -451,12 +451,12 @@ def test_a_wrong_shape_is_one_line(four_ants, mistake):
         (torch.zeros(4, 3, 1), [4, 3, 1], ""),
     ],
 )
-def test_other_shapes_and_types_are_refused(value, got, hint):
+def test_check_shape_rejects_other_shapes_and_types(value, got, hint):
     with raises(TaskError, key="torque", expected="a tensor of shape [4, 3]", got=got, hint=hint):
         check_shape("torque", value, (4, 3))
 
 
-def test_joint_limits_are_within_those_of_the_model():
+def test_float32_joint_limits_are_within_the_models():
     scene = Scene(physics_hz=100)
     joint = '<joint name="j{}" range="{} {}" type="{}"/>'
     joints = [joint.format(i, -10 - 7.3 * i, 3.1 + i, ("hinge", "slide")[i % 2]) for i in range(8)]
@@ -466,12 +466,12 @@ def test_joint_limits_are_within_those_of_the_model():
     low, high = make("mujoco", scene, 1).articulation("robot").joint_limits.double().unbind(dim=1)
     assert (low >= exact[:, 0]).all() and (high <= exact[:, 1]).all()
     torch.testing.assert_close(torch.stack([low, high], dim=1), exact, atol=0.0, rtol=1.2e-7)
-    assert ((low > exact[:, 0]) & (exact[:, 0].float() < exact[:, 0])).any()  # some are rounded against their nearest
+    assert ((low > exact[:, 0]) & (exact[:, 0].float() < exact[:, 0])).any()  # some are not rounded to nearest
 
 
 @pytest.mark.parametrize("backend", SIMS[:3], indirect=True)
 @pytest.mark.parametrize("angle", [-61.0, -62.0])
-def test_a_joint_whose_reference_is_its_limit_starts_free(backend, angle):
+def test_joint_that_starts_at_its_limit_moves_freely(backend, angle):
     joint = f'<joint name="j" ref="{angle}" range="{angle} 60"/>'
     body = f'<body>{joint}<geom size="0.1" pos="0.2 0 0"/></body>'
     scene = Scene(physics_hz=100, gravity=0.0)
@@ -483,4 +483,4 @@ def test_a_joint_whose_reference_is_its_limit_starts_free(backend, angle):
     arm.set_state(everywhere(sim), joint_vel=torch.full((2, 1), -0.5))
     arm.set_state(only(sim, 1), joint_pos=arm.default_joint_pos.expand(2, 1))
     sim.step(1)
-    torch.testing.assert_close(arm.joint_vel, torch.full((2, 1), -0.5), atol=1e-6, rtol=0.0)  # no limit stops it yet
+    torch.testing.assert_close(arm.joint_vel, torch.full((2, 1), -0.5), atol=1e-6, rtol=0.0)  # no limit acts yet

@@ -1,4 +1,4 @@
-"""The Warp kernels that tasks launch compile for a GPU; no GPU is needed for that."""
+"""Compilation of the tasks' Warp kernels for a GPU, on a machine without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Binaries of all tasks, which share most of them."""
+    """Folder of the binaries of all tasks, which share most of them."""
     start_warp(torch.device("cpu"))
     if not context.runtime.is_cuda_enabled:
         pytest.skip("this build of Warp has no compiler for CUDA")
@@ -34,7 +34,7 @@ def test_kernels_compile_for_a_gpu(task: str, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("watched")
-def test_the_kernels_of_cameras_compile_for_a_gpu(folder: Path) -> None:
+def test_camera_kernels_compile_for_a_gpu(folder: Path) -> None:
     modules = compile_task("Cartpole", folder)
     assert any("render_megakernel" in module for module in modules), modules
     assert any("camera_renderer" in module for module in modules), modules
@@ -46,7 +46,7 @@ def count_up(numbers: wp.array[int]):
     numbers[wp.tid()] += 1
 
 
-def test_a_kernel_is_compiled_for_the_block_that_is_asked_about_and_the_one_it_is_launched_with(folder: Path) -> None:
+def test_suggested_and_launched_block_sizes_are_both_compiled(folder: Path) -> None:
     numbers = wp.zeros(8, dtype=int, device="cpu")
     with compiling(folder) as names:
         size, _ = wp.get_suggested_block_size(count_up)

@@ -1,4 +1,4 @@
-"""Menagerie robots: what is kept of their files, and errors for missing ones."""
+"""Tests of Menagerie robots: import, stance, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusim_rl.sim import Scene, SimChoice, make_sim, menagerie
 from helpers.raised import raises
 from helpers.scenes import sim_config
 
-# As Menagerie's files are: options, a light and a camera outside and inside of the robot, sensors, a stance.
+# As in Menagerie's files: options, lights and cameras outside and inside of the robot, sensors, a stance.
 WALKER = """
 <mujoco model="tiny_walker">
   <compiler angle="{angle}" autolimits="true"/>
@@ -79,7 +79,7 @@ GRIPPER = """
 </mujoco>
 """
 
-# What the package offers of its interface (version 2026.10), on files of ours.
+# Interface of the package (version 2026.10) with test files.
 PACKAGE = """
 from pathlib import Path
 from urllib.error import URLError
@@ -121,7 +121,7 @@ def get(name):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A stand-in for `mujoco_menagerie` with two robots."""
+    """Stand-in for `mujoco_menagerie` with two robots."""
     folder = tmp_path / "mujoco_menagerie"
     folder.mkdir()
     for name, text in {
@@ -139,7 +139,7 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("mujoco_menagerie", None)
 
 
-def scene_of(source: str, **settings: object) -> Scene:
+def robot_scene(source: str, **settings: object) -> Scene:
     scene = Scene(physics_hz=200, **settings)  # type: ignore[arg-type]
     scene.add_ground()
     scene.add("robot", source)
@@ -147,7 +147,7 @@ def scene_of(source: str, **settings: object) -> Scene:
 
 
 def poses(model: mujoco.MjModel, qpos: np.ndarray, prefix: str = "") -> dict[str, np.ndarray]:
-    """Positions and rotation matrices of the walker's bodies."""
+    """Return positions and rotation matrices of the walker's bodies."""
     data = mujoco.MjData(model)
     data.qpos[:] = qpos
     mujoco.mj_kinematics(model, data)
@@ -155,10 +155,10 @@ def poses(model: mujoco.MjModel, qpos: np.ndarray, prefix: str = "") -> dict[str
     return {name: np.append(body.xpos, body.xmat) for name, body in bodies.items()}
 
 
-def test_only_the_robot_is_kept(package):
+def test_scenery_and_options_are_dropped(package):
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of options that differ from the scene's
-        model = scene_of("menagerie:tiny_walker").model
+        warnings.simplefilter("error")  # such as a warning of options that differ from the scene's
+        model = robot_scene("menagerie:tiny_walker").model
     assert [model.geom(i).name for i in range(model.ngeom) if "floor" in model.geom(i).name] == []
     assert (model.nlight, model.ncam, model.nsensor, model.nkey, model.nsite) == (1, 0, 1, 0, 1)
     assert (model.opt.timestep, model.opt.impratio) == (0.005, 1.0)
@@ -168,9 +168,9 @@ def test_only_the_robot_is_kept(package):
 
 
 @pytest.mark.parametrize("source", ["menagerie:tiny_walker", "menagerie:tiny_walker/walker_degrees"])
-def test_the_reference_pose_is_the_stance_and_joints_mean_what_they_meant(package, source):
+def test_stance_becomes_the_reference_pose(package, source):
     original = mujoco.MjModel.from_xml_string(RADIAN)
-    model = scene_of(source).model
+    model = robot_scene(source).model
     key = original.key("home").qpos
     np.testing.assert_allclose(model.qpos0, key, atol=1e-9)
     random = np.random.default_rng(0)
@@ -184,8 +184,8 @@ def test_the_reference_pose_is_the_stance_and_joints_mean_what_they_meant(packag
             np.testing.assert_allclose(found[name], pose, atol=1e-8, err_msg=name)
 
 
-def test_a_world_starts_in_the_stance(package):
-    scene = scene_of("menagerie:tiny_walker")
+def test_worlds_start_in_the_stance(package):
+    scene = robot_scene("menagerie:tiny_walker")
     sim = make_sim(scene, SimChoice("mujoco", torch.device("cpu"), "test"), 2, sim_config())
     robot = sim.articulation("robot")
     assert robot.joint_names == ["hip", "knee", "spring"] and robot.actuator_names == ["hip", "knee"]
@@ -199,58 +199,58 @@ def test_a_world_starts_in_the_stance(package):
     sim.close()
 
 
-def test_bodies_that_are_tied_stay_where_the_file_has_them(package):
-    assert scene_of("menagerie:tiny_gripper").model.qpos0.tolist() == [0.5, 0.04, 0.04]  # joints are tied
-    assert scene_of("menagerie:tiny_gripper/connect").model.qpos0.tolist() == [0.0, 0.0, 0.0]
+def test_connected_bodies_keep_the_files_pose(package):
+    assert robot_scene("menagerie:tiny_gripper").model.qpos0.tolist() == [0.5, 0.04, 0.04]  # a joint equality is fine
+    assert robot_scene("menagerie:tiny_gripper/connect").model.qpos0.tolist() == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("menagerie:tiny_walkr", "no such robot. Did you mean 'tiny_walker'. .python -m mujoco_menagerie names"),
+        ("menagerie:tiny_walkr", "no such robot.* mean 'tiny_walker'.*python -m mujoco_menagerie names"),
         ("menagerie:zzz", "no such robot.* all 2"),
-        ("menagerie:tiny_walker/wlkr", "no model 'wlkr'.* walker, walker_degrees, broken, lost"),
+        ("menagerie:tiny_walker/wlkr", "'wlkr'.* walker, walker_degrees, broken, lost"),
         ("menagerie:tiny_walker/lost", "https://example.org/tiny_walker.tar.xz: no such host.* MENAGERIE_ROOT"),
         ("menagerie:tiny_walker/broken", "XML"),
     ],
 )
-def test_a_missing_robot_is_one_line(package, source, words):
+def test_unavailable_robot_is_rejected_in_one_line(package, source, words):
     with pytest.raises(TaskError, match=words) as error:
-        scene_of(source)
+        robot_scene(source)
     assert error.value.key == f"Scene.add('robot'): {source}"
     assert "\n" not in str(error.value) and "urlopen" not in str(error.value)
 
 
-def test_a_robot_that_lacks_what_its_elements_name_is_named_by_the_scene(monkeypatch):
+def test_actuator_of_a_missing_joint_is_rejected(monkeypatch):
     xml = '<mujoco><worldbody><body/></worldbody><actuator><motor name="m" joint="gone"/></actuator></mujoco>'
     monkeypatch.setattr(menagerie, "load", lambda *_: mujoco.MjSpec.from_string(xml))
-    with pytest.raises(TaskError, match=r"^Scene\.add\('robot'\): some of its actuators"):
-        scene_of("menagerie:tiny_walker")
+    with pytest.raises(TaskError, match=r"^Scene\.add\('robot'\): .*actuators"):
+        robot_scene("menagerie:tiny_walker")
 
 
-def test_a_missing_package_is_one_line(monkeypatch):
+def test_missing_menagerie_package_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_menagerie", None)
     with raises(TaskError, hint="Try pip install 'gpusim-rl[robots]'"):
-        scene_of("menagerie:unitree_go1")
+        robot_scene("menagerie:unitree_go1")
 
 
-def test_the_package_itself_is_understood(tmp_path, monkeypatch):
-    """Its names, its interface and its checkout folder; the model is ours, so that nothing is downloaded."""
+def test_installed_menagerie_package_is_supported(tmp_path, monkeypatch):
+    """The real package's names, interface and checkout folder; a test model avoids a download."""
     menagerie = pytest.importorskip("mujoco_menagerie")
     assert {"unitree_go1", "anybotics_anymal_c", "franka_emika_panda"} <= set(menagerie.names())
     file = tmp_path / "unitree_go1" / "go1.xml"
     file.parent.mkdir()
     file.write_text(RADIAN)
     monkeypatch.setenv("MENAGERIE_ROOT", str(tmp_path))
-    assert scene_of("menagerie:unitree_go1").model.qpos0[7:].tolist() == pytest.approx(STANCE)
+    assert robot_scene("menagerie:unitree_go1").model.qpos0[7:].tolist() == pytest.approx(STANCE)
     with pytest.raises(TaskError, match="Did you mean 'unitree_go1'"):
-        scene_of("menagerie:unitree_go_1")
+        robot_scene("menagerie:unitree_go_1")
     with pytest.raises(TaskError, match="'anybotics_anymal_c' not found under MENAGERIE_ROOT"):
-        scene_of("menagerie:anybotics_anymal_c")
+        robot_scene("menagerie:anybotics_anymal_c")
 
 
-def test_a_task_takes_another_robot_as_a_setting(package):
-    """The stand-in is the task's own robot in a file of Menagerie's kind, so the two worlds move alike."""
+def test_setting_replaces_a_tasks_robot(package):
+    """The stand-in is the task's robot in the form of a Menagerie file, so both worlds move alike."""
     own = (assets_dir() / "anymal.xml").read_text()
     default = make_env("Anymal", num_envs=2, sim="mujoco", device="cpu")
     stance = " ".join(f"{position:.9f}" for position in default.task.stance.tolist())
@@ -264,11 +264,11 @@ def test_a_task_takes_another_robot_as_a_setting(package):
         assert torch.allclose(default.step(action).obs["policy"], other.step(action).obs["policy"], atol=1e-3)
 
 
-def test_robots_of_a_setting_are_files_names_or_menageries(tmp_path):
+def test_robot_setting_accepts_names_files_and_menagerie(tmp_path):
     assert robot_file("ant") == assets_dir() / "ant.xml"
     assert robot_file(f"{tmp_path}/x.urdf") == tmp_path / "x.urdf"
     assert robot_file("menagerie:unitree_go1") == "menagerie:unitree_go1"
-    with pytest.raises(ConfigError, match=r"^~nosuch/x\.xml: Could not determine home directory\. Try a whole path"):
+    with pytest.raises(ConfigError, match=r"^~nosuch/x\.xml: .* home .*Try"):
         robot_file("~nosuch/x.xml")
-    with pytest.raises(ConfigError, match=r"no robot 'anymall' in tasks/assets. Did you mean 'anymal'\? Others"):
+    with raises(ConfigError, problem="no robot 'anymall' in tasks/assets"):
         robot_file("anymall")

@@ -1,4 +1,4 @@
-"""Mirror images of robots: who changes places, which signs flip, and what is refused."""
+"""Tests of mirror images of robots: permutations, signs, errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEG = """
 
 
 def biped(right: str = "right", **changes: object) -> str:
-    """A robot with two legs, the right pitch axis of which points the other way, and a neck."""
+    """Return a robot with a neck and two legs whose pitch axes point in opposite directions."""
     legs = LEG.format(side="left", y=0.2, lean=0.01, pitch=1, reach=1)
     legs += LEG.format(**{"side": right, "y": -0.2, "lean": -0.01, "pitch": -1, "reach": -1, **changes})
     return f"""
@@ -52,12 +52,12 @@ def biped(right: str = "right", **changes: object) -> str:
     </mujoco>"""
 
 
-def image_of(xml: str) -> MirrorImage:
+def mirror_image(xml: str) -> MirrorImage:
     return MirrorImage(scene_with(200.0, robot=xml), "robot")
 
 
-def test_left_and_right_change_places_with_signs_of_their_axes():
-    image = image_of(biped())
+def test_left_and_right_are_swapped_with_axis_signs():
+    image = mirror_image(biped())
     assert image.bodies == {
         "trunk": "trunk",
         "head": "head",
@@ -66,15 +66,15 @@ def test_left_and_right_change_places_with_signs_of_their_axes():
         "right_hip": "left_hip",
         "right_foot": "left_foot",
     }
-    # neck, then roll, pitch, reach: a turn about x or z flips, one about y does not, but where the axes are opposite
+    # neck, then roll, pitch, reach: rotations about x or z flip, those about y only where the axes are opposite
     assert image.joints == SignedPermutation([0, 4, 5, 6, 1, 2, 3], [-1.0, -1.0, -1.0, 1.0, -1.0, -1.0, 1.0])
     assert image.actuators == SignedPermutation([0, 2, 1, 4, 3], [-1.0, 1.0, 1.0, -1.0, -1.0])  # gears differ in sign
     assert image.among(["left_foot", "head", "right_foot"]) == [2, 1, 0]
     assert image.among(["right_sole", "left_sole"]) == [1, 0]
 
 
-def test_names_are_not_needed_where_positions_tell():
-    assert image_of(biped("second")).joints == image_of(biped()).joints
+def test_counterparts_are_found_by_position():
+    assert mirror_image(biped("second")).joints == mirror_image(biped()).joints
 
 
 @pytest.mark.parametrize(
@@ -90,24 +90,24 @@ def test_names_are_not_needed_where_positions_tell():
         ("collar", "collar"),
     ],
 )
-def test_names_of_the_other_side(one, other):
+def test_counterpart_names(one, other):
     assert other_side(one) == other and other_side(other) == one
 
 
-def test_a_symmetric_model_moves_as_its_image_to_the_last_digit():
-    assert image_of(biped()).measure() < 1e-12
+def test_symmetric_model_has_no_asymmetry():
+    assert mirror_image(biped()).measure() < 1e-12
 
 
-def test_the_asymmetry_of_a_model_is_measured():
-    asymmetry = image_of(biped(lean=-0.013)).measure()  # 3 mm
+def test_asymmetric_model_has_measurable_asymmetry():
+    asymmetry = mirror_image(biped(lean=-0.013)).measure()  # 3 mm
     assert 1e-4 < asymmetry < 0.1
 
 
 @pytest.mark.parametrize(
     ("kind", "k", "name"), [("joint", 0, "neck"), ("joint", 5, "left_pitch"), ("actuator", 4, "left_roll")]
 )
-def test_a_wrong_sign_is_named(kind, k, name):
-    image = image_of(biped())
+def test_wrong_sign_is_reported(kind, k, name):
+    image = mirror_image(biped())
     signs = getattr(image, f"{kind}s").signs
     signs[k] = -signs[k]
     key, right = f"the mirror image of 'robot': {kind} {name!r}", f"the sign {-signs[k]:+.0f}"
@@ -116,30 +116,30 @@ def test_a_wrong_sign_is_named(kind, k, name):
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("changes", "words"),
     [
-        ({"y": -0.3}, r"body 'left_hip' has no counterpart at \[0.1, -0.2, 0.0\] m"),
-        ({"reach": 0}, "the axes of the joints 'left_reach' and 'right_reach' do not mirror each other"),
+        ({"y": -0.3}, r"'left_hip' .*\[0.1, -0.2, 0.0\] m"),
+        ({"reach": 0}, "'left_reach' and 'right_reach'"),
     ],
 )
-def test_a_robot_without_a_mirror_image_is_one_line(changes, problem):
-    with pytest.raises(TaskError, match=f"^'robot' has no mirror image about its x-z plane: {problem}$"):
-        image_of(biped(**changes))
+def test_asymmetric_robot_is_rejected(changes, words):
+    with pytest.raises(TaskError, match=f"^'robot' .* x-z plane: .*{words}"):
+        mirror_image(biped(**changes))
 
 
-def test_a_rigid_attachment_off_the_plane_is_its_own_image():
+def test_off_plane_rigid_attachment_maps_to_itself():
     mount = """<body name="trunk" pos="0 0 1"><body name="camera" pos="0.3 -0.1 0.2">
         <inertial pos="0 0 0" mass="0.01" diaginertia="1e-5 1e-5 1e-5"/><body name="lens" pos="0 0.02 0"/></body>
         <body name="one" pos="0.1 -0.11 0"/><body name="two" pos="0.1 0.09 0"/><body name="three" pos="0.1 -0.09 0"/>"""
-    image = image_of(biped().replace('<body name="trunk" pos="0 0 1">', mount))
+    image = mirror_image(biped().replace('<body name="trunk" pos="0 0 1">', mount))
     assert (image.bodies["camera"], image.bodies["lens"]) == ("camera", "lens")
     assert image.bodies["left_foot"] == "right_foot"
     assert 0.0 < image.measure() < 0.05
 
 
-def test_what_is_not_there_is_named():
-    image = image_of(biped())
-    with raises(TaskError, problem="'right_foot', the mirror image of 'left_foot', is missing"):
+def test_missing_counterpart_is_reported():
+    image = mirror_image(biped())
+    with pytest.raises(TaskError, match=r"'right_foot', .* 'left_foot'"):
         image.among(["left_foot", "head"])
-    with pytest.raises(TaskError, match="no body or site 'tail'"):
+    with pytest.raises(TaskError, match="'tail'"):
         image.among(["tail"])

@@ -1,4 +1,4 @@
-"""`sim=mjwarp`: graphs, views, buffers; everything here runs on Warp's CPU device."""
+"""Tests of `sim=mjwarp` on Warp's CPU device: graphs, views, buffers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scene() -> Scene:
 
 
 def control_steps(sim, count: int) -> None:
-    """What an environment does with a simulator."""
+    """Run the calls of an environment's control steps."""
     ant = sim.articulation("ant")
     for i in range(count):
         ant.actuate(torch.full((sim.num_envs, 8), 0.5 - i % 2))
@@ -46,7 +46,7 @@ def control_steps(sim, count: int) -> None:
         sim.refresh()
 
 
-def test_captured_and_eager_agree_bit_for_bit(scene):
+def test_captured_steps_equal_eager_steps_bit_for_bit(scene):
     results = []
     for graph in (True, False):
         sim = make("mjwarp", scene, 6, graph=graph)
@@ -84,12 +84,12 @@ def test_each_graph_is_captured_once(scene, monkeypatch):
     control_steps(sim, 3)
     sim.step(3)  # another number of substeps is another graph
     assert len(captured) == 3
-    sim.articulation("ant").bodies(["torso"])  # from here on body poses follow resets
+    sim.articulation("ant").bodies(["torso"])  # body poses now follow resets
     control_steps(sim, 2)
     assert len(captured) == len(set(captured)) == 4  # follow
 
 
-def test_the_hot_path_reads_nothing_on_the_host(scene):
+def test_hot_path_does_not_synchronise(scene):
     sim = make("mjwarp", scene, 4)
     ant = sim.articulation("ant")
     ant.bodies(FEET)
@@ -106,14 +106,14 @@ def test_the_hot_path_reads_nothing_on_the_host(scene):
     assert syncs.total == 0, syncs.locations
 
 
-def test_refresh_is_free_where_nothing_follows_the_state(monkeypatch):
+def test_refresh_without_derived_quantities_launches_nothing(monkeypatch):
     sim = make("mjwarp", arm_scene(), 2)
     monkeypatch.setattr(WarpGraphs, "run", lambda *_: pytest.fail("refresh launched something"))
     sim.wrote_state(everywhere(sim))
     sim.refresh()
 
 
-def test_the_solver_stops_at_its_limits():
+def test_solver_iteration_limits_are_applied():
     def limits(name: str, scene: Scene, **settings: Any) -> tuple[int, int]:
         sim = make(name, scene, 1, **settings)
         option = sim._model.opt if name == "mjwarp" else sim._batch.model.opt
@@ -127,11 +127,11 @@ def test_the_solver_stops_at_its_limits():
     assert limits("mjwarp", own) == (30, 20)
     for name in ("mujoco", "mjwarp"):
         assert limits(name, own, iterations=7, ls_iterations=9) == (7, 9)
-    assert own.model.opt.iterations == 30, "the scene is as it was"
+    assert own.model.opt.iterations == 30, "the scene changed"
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e19])
-def test_a_world_that_diverged_takes_no_more_iterations_than_others(scene, value):
+def test_diverged_world_adds_no_solver_iterations(scene, value):
     sim: Any = make("mjwarp", scene, 8, iterations=100, ls_iterations=50)
     randomize_ants([sim.articulation("ant")])
     sim.step(1)
@@ -143,7 +143,7 @@ def test_a_world_that_diverged_takes_no_more_iterations_than_others(scene, value
 
 
 @pytest.mark.parametrize("name", ["mjwarp", "newton"])
-def test_dropped_constraints_are_reported_until_the_reset(scene, name):
+def test_dropped_constraints_are_reported_until_reset(scene, name):
     pytest.importorskip("newton" if name == "newton" else "mujoco_warp")
     sim = make(name, scene, 8, njmax=4)
     randomize_ants([sim.articulation("ant")])
@@ -156,7 +156,7 @@ def test_dropped_constraints_are_reported_until_the_reset(scene, name):
 
 
 @pytest.mark.parametrize(("full", "room"), [("nconmax", {"nconmax": 1}), ("njmax", {"njmax": 4}), (None, {})])
-def test_needs_tell_which_buffer_was_full(scene, full, room):
+def test_needs_identify_the_full_buffer(scene, full, room):
     sim = make("mjwarp", scene, 8, **room)
     randomize_ants([sim.articulation("ant")])
     for _ in range(2):
@@ -169,14 +169,14 @@ def test_needs_tell_which_buffer_was_full(scene, full, room):
 
 
 def combs() -> Scene:
-    """Two bodies whose boxes overlap in the reference pose, as a gripper's many pieces do."""
+    """Return two bodies whose boxes overlap in the reference pose, like the pieces of a gripper."""
     teeth = "".join(f"<geom type='box' size='.04 .04 .04' pos='{0.1 * i} 0 0'/>" for i in range(12))
     body = f"<body><freejoint/>{teeth}</body>"
     return scene_with(500, combs=f"<mujoco><worldbody>{body}{body}</worldbody></mujoco>")
 
 
 def heap() -> Scene:
-    """Boxes that fall onto a heap: 91 contacts at rest."""
+    """Return boxes that fall onto a heap: 91 contacts at rest."""
     place = np.random.default_rng(1).uniform(-0.2, 0.2, (20, 2))
     boxes = "".join(
         f"<body pos='{x} {y} {0.1 + 0.12 * (i // 4)}'><freejoint/><geom type='box' size='.05 .05 .05'/></body>"
@@ -186,7 +186,7 @@ def heap() -> Scene:
 
 
 @pytest.mark.parametrize(("made", "steps"), [(combs, 1), (heap, 1500), (ant_scene, 400)])
-def test_estimated_buffers_hold_what_mujoco_needs(made, steps):
+def test_estimated_buffers_suffice_for_mujoco(made, steps):
     model = made().model
     rows, contacts = estimate_buffers(model)
     data = mujoco.MjData(model)
@@ -194,10 +194,10 @@ def test_estimated_buffers_hold_what_mujoco_needs(made, steps):
         mujoco.mj_step(model, data)
         assert data.ncon <= contacts and data.nefc <= rows
     assert data.ncon > 32 or made is ant_scene
-    assert made is not ant_scene or (rows, contacts) == (96, 32), "what no robot needs costs memory and time"
+    assert made is not ant_scene or (rows, contacts) == (96, 32), "larger buffers cost memory and time"
 
 
-def test_the_trial_of_a_scene_that_diverges_ends(capfd):
+def test_buffer_estimate_of_a_diverging_scene_ends(capfd):
     spec = mujoco.MjSpec.from_string(
         "<mujoco><worldbody><body><joint name='j'/><geom size='.1'/></body></worldbody>"
         "<actuator><position joint='j' kp='-1e9'/><motor joint='j' ctrlrange='-1e9 1e9'/></actuator></mujoco>"
@@ -206,7 +206,7 @@ def test_the_trial_of_a_scene_that_diverges_ends(capfd):
 
 
 @pytest.mark.slow
-def test_a_limit_of_warp_on_a_height_field_fills_no_buffer():
+def test_height_field_overflow_requests_no_larger_buffer():
     spec = mujoco.MjSpec()
     heights = np.random.default_rng(0).uniform(0.0, 1.0, 51 * 51)
     spec.add_hfield(name="hills", nrow=51, ncol=51, size=[0.5, 0.5, 0.05, 0.1], userdata=heights)
@@ -218,16 +218,16 @@ def test_a_limit_of_warp_on_a_height_field_fills_no_buffer():
     for _ in range(10):
         sim.step(5)
     assert sim.overflow.all()
-    assert all(need <= sim.buffers[name] for name, need in sim.needs.items()), "larger ones would change nothing"
+    assert all(need <= sim.buffers[name] for name, need in sim.needs.items()), "larger buffers would not help"
 
 
-def test_settings_that_hold_what_was_needed():
+def test_suggested_buffer_sizes_hold_the_needs():
     room = {"njmax": 128, "nconmax": 16}
     assert enough(room, {"njmax": 40, "nconmax": 91}) == "sim.njmax=128 sim.nconmax=144"
     assert enough(room, {"njmax": 129, "nconmax": 15}) == "sim.njmax=256 sim.nconmax=32"
 
 
-def test_a_solver_that_stops_early_is_no_overflow():
+def test_early_solver_stop_is_not_an_overflow():
     scene = ant_scene()
     scene.spec.option.iterations = 1
     sim = make("mjwarp", scene, 32)
@@ -237,7 +237,7 @@ def test_a_solver_that_stops_early_is_no_overflow():
     assert not sim.overflow.any()
 
 
-def test_estimated_buffers_hold_ants_that_are_thrown_around(scene):
+def test_estimated_buffers_suffice_for_tumbling_ants(scene):
     sim = make("mjwarp", scene, 64)
     ant = sim.articulation("ant")
     for seed in range(10):
@@ -247,15 +247,15 @@ def test_estimated_buffers_hold_ants_that_are_thrown_around(scene):
         assert not sim.overflow.any()
 
 
-def test_a_scene_that_mjwarp_lacks_is_one_line():
+def test_scene_unsupported_by_mjwarp_is_rejected():
     scene = ball_scene()
     scene.option.enableflags = mujoco.mjtEnableBit.mjENBL_FWDINV
     with raises(ConfigError, hint="Try sim=mujoco"):
         make("mjwarp", scene, 1)
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, Exception])  # Warp raises bare ones where it cannot load a module
-def test_capture_that_fails_falls_back_to_eager(kind, monkeypatch, caplog):
+@pytest.mark.parametrize("kind", [RuntimeError, Exception])  # Warp raises Exception if it cannot load a module
+def test_failed_capture_falls_back_to_eager(kind, monkeypatch, caplog):
     def broken(*_, **__):
         raise kind("no capture today\nsecond line")
 
@@ -266,14 +266,13 @@ def test_capture_that_fails_falls_back_to_eager(kind, monkeypatch, caplog):
         sim = make("mjwarp", ball_scene(), 2)
         sim.step(5)
     assert torch.equal(sim.qpos, reference.qpos)
-    assert [record.getMessage() for record in caplog.records] == [
-        "Warp graph capture failed, stepping eagerly (slow): no capture today"
-    ]
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "eagerly" in line and line.endswith(": no capture today")
     assert gc.isenabled()
 
 
 class FakeStream(wp.Stream):
-    """A stream of a device that there is not; it notes who waits for whom."""
+    """Stream without a device that records which stream waits for which."""
 
     def __init__(self, name: str, done: list[str]) -> None:
         self.name, self.done = name, done
@@ -286,7 +285,7 @@ class FakeStream(wp.Stream):
         self.done.append(f"{self.name} waits for {other_stream.name}")
 
 
-def test_eager_launches_are_on_a_stream_of_warps_own_between_what_torch_does_before_and_after(monkeypatch):
+def test_eager_launches_use_warps_stream_in_order_with_torch(monkeypatch):
     done: list[str] = []
     torchs, own = FakeStream("torch", done), FakeStream("Warp", done)
     monkeypatch.setattr(warp.wp, "Stream", lambda device: own)
@@ -298,7 +297,7 @@ def test_eager_launches_are_on_a_stream_of_warps_own_between_what_torch_does_bef
 
 
 @pytest.mark.parametrize("ids", [(3, 3), (3, 4)])
-def test_a_capture_of_torch_must_keep_its_id(ids, monkeypatch):
+def test_torch_capture_must_keep_its_id(ids, monkeypatch):
     found, ended = iter(ids), []
     monkeypatch.setattr(warp, "_capture_id", lambda stream: next(found))
     monkeypatch.setattr(warp.wp, "capture_begin", lambda **_: None)
@@ -306,12 +305,12 @@ def test_a_capture_of_torch_must_keep_its_id(ids, monkeypatch):
     monkeypatch.setattr(warp.wp, "ScopedStream", lambda *_, **__: nullcontext())
     graphs = WarpGraphs(torch.device("cpu"), enabled=True)
     same = ids[0] == ids[1]
-    with nullcontext() if same else pytest.raises(RuntimeError, match="a loop of Warp has changed the id"):
+    with nullcontext() if same else pytest.raises(RuntimeError, match="changed the id"):
         graphs._run_in_torch_graph(FakeStream("torch", []), lambda: None)
     assert ended == ["graph"]
 
 
-def test_launches_can_be_taken_apart_and_done_later():
+def test_deferred_launches_can_be_replayed():
     graphs, done, taken = WarpGraphs(torch.device("cpu"), enabled=False), [], []
     with warp.defer_launches(taken.append):
         graphs.run("a", lambda: done.append("a"))
@@ -322,7 +321,7 @@ def test_launches_can_be_taken_apart_and_done_later():
     assert done == ["a", "b", "a", "b"]
 
 
-def test_garbage_is_collected_again_after_a_capture():
+def test_capture_restores_garbage_collection():
     make("mjwarp", ball_scene(), 1)
     assert gc.isenabled()
     gc.disable()
@@ -333,7 +332,7 @@ def test_garbage_is_collected_again_after_a_capture():
         gc.enable()
 
 
-def test_slow_compilation_is_announced_and_fast_is_not(monkeypatch, caplog):
+def test_only_slow_compilation_is_announced(monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "gpusim_rl.sim"):
         monkeypatch.setattr(warp, "ANNOUNCE_AFTER_S", 100.0)
         with warp.announce_compilation():
@@ -343,12 +342,11 @@ def test_slow_compilation_is_announced_and_fast_is_not(monkeypatch, caplog):
         with warp.announce_compilation():
             time.sleep(0.3)
     first, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith("compiling physics kernels, first run only")
-    assert last.startswith("physics kernels ready after")
+    assert first.startswith("compiling") and "ready after" in last
 
 
 @pytest.mark.slow
-def test_nothing_is_printed_at_the_start(command, checkout: Path):
+def test_startup_prints_nothing(command, checkout: Path):
     code = "from gpusim_rl.api import make_env; make_env('Ant', num_envs=2, sim='mjwarp', device='cpu').reset()"
     done = command(sys.executable, "-c", code, env={"PYTHONPATH": str(checkout)})
     assert done.stdout == ""
@@ -356,7 +354,7 @@ def test_nothing_is_printed_at_the_start(command, checkout: Path):
 
 
 @pytest.mark.slow
-def test_a_home_that_cannot_be_written_is_one_line(train_cli, tmp_path: Path, monkeypatch):
+def test_unwritable_home_is_reported_in_one_line(train_cli, tmp_path: Path, monkeypatch):
     for name in ("WARP_CACHE_PATH", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "file").touch()
@@ -364,7 +362,7 @@ def test_a_home_that_cannot_be_written_is_one_line(train_cli, tmp_path: Path, mo
     done = train_cli("task=Cartpole", "sim=mjwarp", "device=cpu", "num_envs=4", env={"HOME": str(home)}, check=False)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"error: Warp cannot write its compiled kernels to {home}/.cache/warp/")
+    assert line.startswith("error: ") and f"{home}/.cache/warp/" in line
     assert "Not a directory" in line and "WARP_CACHE_PATH=" in line
 
 
@@ -374,13 +372,13 @@ def count_up(numbers: wp.array(dtype=int)):  # type: ignore[valid-type]
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["captured", "eager"])
-def test_a_kernel_cache_that_is_lost_is_one_line(tmp_path: Path, monkeypatch, enabled):
+def test_unwritable_kernel_cache_is_reported(tmp_path: Path, monkeypatch, enabled):
     graphs = WarpGraphs(torch.device("cpu"), enabled=enabled)
     with graphs.scope():
         numbers = wp.zeros(1, dtype=int)
     (tmp_path / "cache").touch()
     monkeypatch.setattr(wp.config, "kernel_cache_dir", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=rf"^Warp cannot write its compiled kernels to {tmp_path}/cache: "):
+    with pytest.raises(ConfigError, match=f"Warp .* {tmp_path}/cache: "):
         graphs.run("count", lambda: wp.launch(count_up, dim=1, inputs=[numbers]))
 
 
@@ -392,23 +390,24 @@ def test_a_kernel_cache_that_is_lost_is_one_line(tmp_path: Path, monkeypatch, en
         ("newton", {"mujoco": "4.0.0", "mujoco-warp": "3.17.0"}, "mujoco-warp>=4.0,<5"),
     ],
 )
-def test_an_older_package_is_one_line(monkeypatch, name, older, need):
-    """Isaac Lab and mjlab pin such: beside them the package installs, and its simulators do not run."""
+def test_outdated_package_is_reported(monkeypatch, name, older, need):
+    """Isaac Lab and mjlab pin old packages: ours installs next to them, but its simulators cannot run."""
     monkeypatch.setattr(provenance, "installed_version", older.get)
     with pytest.raises(ConfigError) as error:
         make(name, ball_scene(), 1)
     got = older[Requirement(need).name]
-    assert str(error.value).startswith(f"sim={name} needs {need}, and {got} is installed. Try: pip install 'mujoco>=")
+    assert error.value.problem.startswith(f"sim={name} needs {need}, and {got}")
+    assert "pip install 'mujoco>=" in error.value.hint
 
 
-def test_without_mujoco_warp_there_is_one_line(monkeypatch):
+def test_missing_mujoco_warp_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     with raises(ConfigError, key="sim=mjwarp", hint="Try pip install 'mujoco-warp>=4.0,<5'"):
         make("mjwarp", ball_scene(), 1)
 
 
-def test_a_python_that_mujoco_warp_does_not_support_is_named(monkeypatch):
-    """There pip finds no MuJoCo Warp of our range: its command would be no help."""
+def test_unsupported_python_is_reported(monkeypatch):
+    """On such a Python pip finds no MuJoCo Warp in our range, so its command would not help."""
     monkeypatch.setitem(sys.modules, "mujoco_warp", None)
     monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
     with raises(ConfigError, key="sim=mjwarp", got=(3, 10), hint="Try sim=mujoco sim_device=cpu"):
@@ -416,8 +415,8 @@ def test_a_python_that_mujoco_warp_does_not_support_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["mjwarp", "newton"])
-def test_physics_is_deterministic_where_torch_is(name):
-    """On the CPU it always is, so the switch changes nothing there."""
+def test_physics_follows_torchs_deterministic_mode(name):
+    """CPU physics is always deterministic, so the mode changes no result there."""
     pytest.importorskip("newton" if name == "newton" else "mujoco_warp")
     runs = []
     for switch in (True, False):

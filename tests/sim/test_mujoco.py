@@ -1,4 +1,4 @@
-"""`sim=mujoco`: threads, memory per world, full buffers."""
+"""Tests of `sim=mujoco`: threads, memory per world, full buffers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(**changes) -> dict[str, torch.Tensor]:
     for i in range(4):
         sim.step(2)
         sim.reset(only(sim, i))
-        # written over a state of which a persistent batch still keeps the velocity stage
+        # a persistent batch still holds the velocity stage of the state that this overwrites
         ant.set_state(only(sim, i, i + 4), joint_vel=torch.full((12, 8), 0.5))
         if i % 2:
             sim.refresh()
@@ -40,29 +40,29 @@ def run(**changes) -> dict[str, torch.Tensor]:
         {"persistent": False, "num_threads": 3},
     ],
 )
-def test_threads_and_memory_do_not_change_results(changes):
+def test_thread_count_and_persistence_do_not_change_results(changes):
     reference = run(num_threads=1, persistent=True)
     other = run(**changes)
     for name, value in reference.items():
         assert torch.equal(value, other[name]), name
 
 
-def test_no_more_threads_than_worlds():
+def test_thread_count_is_capped_at_the_number_of_worlds():
     assert make("mujoco", ball_scene(), 3, num_threads=64).num_threads == 3
 
 
-def test_memory_that_mujoco_cannot_allocate_is_told_as_such(monkeypatch):
+def test_failed_mujoco_allocation_raises_memory_error(monkeypatch):
     sim = make("mujoco", ball_scene(), 1)
 
-    def fail(field: str):  # what MuJoCo's binding says where an allocation fails
+    def fail(field: str):  # the binding's error for a failed allocation
         raise RuntimeError("Caught an unknown exception!")
 
     monkeypatch.setattr(sim._batch, "bind", fail)
-    with pytest.raises(MemoryError, match="MuJoCo cannot allocate xpos for all envs"):
+    with pytest.raises(MemoryError, match="allocate xpos"):
         sim.derived("xpos")
 
 
-def test_full_buffers_are_reported_until_the_reset():
+def test_overflow_is_reported_until_reset():
     boxes = "".join(f'<geom type="box" size="0.05 0.05 0.05" pos="{0.2 * i} 0 0"/>' for i in range(24))
     body = f'<body name="row" pos="0 0 0.04"><freejoint/>{boxes}</body>'
     scene = scene_with(100, ground=True, row=f"<mujoco><worldbody>{body}</worldbody></mujoco>")
@@ -75,14 +75,14 @@ def test_full_buffers_are_reported_until_the_reset():
     assert sim.overflow.tolist() == [True, False, True]
 
 
-def test_the_scene_keeps_its_own_flags():
+def test_simulator_leaves_the_scenes_flags_unchanged():
     scene = ball_scene()
     make("mujoco", scene, 1)
-    # MuJoCo Warp refuses this flag; it belongs to our copy only
+    # MuJoCo Warp refuses this flag, so only the simulator's copy of the model may have it
     assert not scene.model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_AUTORESET
 
 
-def test_a_runaway_world_costs_no_warning():
+def test_runaway_world_causes_no_warning():
     sim = make("mujoco", ball_scene(), 2)
     ball = sim.articulation("ball")
     ball.bodies(["ball"])
@@ -94,7 +94,7 @@ def test_a_runaway_world_costs_no_warning():
     assert sim.diverged.all()
 
 
-def test_derived_quantities_asked_for_late_are_fresh():
+def test_derived_quantities_requested_late_are_up_to_date():
     sim = make("mujoco", ant_scene(), 4)
     ant = sim.articulation("ant")
     randomize_ants([ant])
@@ -103,7 +103,7 @@ def test_derived_quantities_asked_for_late_are_fresh():
     torch.testing.assert_close(torso.pos[:, 0], ant.root_pos)
 
 
-def test_steps_are_those_of_mujoco_to_the_last_bit():
+def test_steps_equal_plain_mujoco_bit_for_bit():
     scene = arm_scene()
     sim = make("mujoco", scene, 2)
     arm = sim.articulation("arm")

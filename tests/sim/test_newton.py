@@ -1,4 +1,4 @@
-"""`sim=newton`: Newton's import and physics of the same MJCF."""
+"""Tests of `sim=newton`: Newton's import and physics of the same MJCF."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytest.importorskip("newton")
 check = importlib.import_module("gpusim_rl.sim.newton_check")
 newton_model = importlib.import_module("gpusim_rl.sim.newton_model")
 
-# A free body whose centre of mass is not its origin, on which a hinge swings.
+# A free body with a hinge, whose centre of mass is not its origin.
 LOPSIDED = """
 <mujoco>
   <worldbody>
@@ -58,7 +58,7 @@ def both(
     return sims
 
 
-def test_newton_simulates_the_same_model():
+def test_newton_model_equals_mujocos():
     scene = ant_scene()
     scene.add("cartpole", CARTPOLE, pos=(0.0, 5.0, 0.0))
     scene.add("arm", mujoco.MjSpec.from_string(ARM), pos=(0.0, 10.0, 0.0))
@@ -91,11 +91,11 @@ SHORT = """
 """
 
 
-def test_numbers_that_xml_leaves_out_are_those_of_mujoco():
-    make("newton", scene_with(200, short=SHORT), 2)  # compares them all
+def test_omitted_xml_values_get_mujoco_defaults():
+    make("newton", scene_with(200, short=SHORT), 2)  # raises ConfigError if any value differs
 
 
-def test_velocities_are_those_of_origins_not_of_centres_of_mass():
+def test_body_velocities_are_at_the_origin():
     reference, sim = both(4, LOPSIDED)
     random = torch.Generator().manual_seed(0)
     quat = torch.nn.functional.normalize(torch.randn(4, 4, generator=random), dim=1)
@@ -105,7 +105,7 @@ def test_velocities_are_those_of_origins_not_of_centres_of_mass():
     for one, robot in zip((reference, sim), robots, strict=True):
         where = everywhere(one)
         robot.set_state(where, root_lin_vel=velocity, root_ang_vel=spin)
-        robot.set_state(where, root_quat=quat)  # the origin's velocity stays
+        robot.set_state(where, root_quat=quat)  # keeps the origin's velocity
         robot.set_state(where, joint_vel=torch.ones(4, 1))
         one.refresh()
         torch.testing.assert_close(robot.root_lin_vel, velocity, atol=1e-5, rtol=1e-5)
@@ -122,7 +122,7 @@ def test_velocities_are_those_of_origins_not_of_centres_of_mass():
             one.step(5)
 
 
-# An arm with reference angles, whose bodies are in frames that are turned and moved.
+# An arm with reference angles, whose bodies are in rotated and shifted frames.
 FRAMES = """
 <mujoco>
   <compiler angle="radian"/>
@@ -149,7 +149,7 @@ FRAMES = """
 """
 
 
-def test_frames_and_reference_angles():
+def test_frames_and_reference_angles_match_mujoco():
     sims = []
     for name in ("mujoco", "newton"):
         scene = Scene(physics_hz=200)
@@ -178,7 +178,7 @@ def test_frames_and_reference_angles():
     assert torch.equal(theirs.joint_pos[0], torch.tensor([0.5, -0.3, 0.1])) and (theirs.joint_effort[0] == 0).all()
 
 
-def test_without_newton_one_line_says_how_to_install_it(monkeypatch):
+def test_missing_newton_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "newton", None)
     for module in ("newton", "newton_model"):
         monkeypatch.delitem(sys.modules, f"gpusim_rl.sim.{module}", raising=False)
@@ -199,7 +199,7 @@ TABLE = """
 """
 
 
-def test_planes_on_bodies_that_are_fixed():
+def test_planes_on_fixed_bodies_collide():
     heights = []
     for name in ("mujoco", "newton"):
         scene = Scene(physics_hz=200)
@@ -216,7 +216,7 @@ def test_planes_on_bodies_that_are_fixed():
     ("drive", "word"),
     [(None, "ball joints"), ({"delay": 0.01}, "delays"), ({"effort_limit": 1.0, "velocity_limit": 1.0}, "DC motors")],
 )
-def test_joints_and_drives_that_newton_lacks_are_refused(drive, word):
+def test_unsupported_joints_and_drives_are_rejected(drive, word):
     scene = Scene(physics_hz=100)
     body = f'<body name="arm"><joint name="shoulder" type="{"hinge" if drive else "ball"}"/><geom size="0.1"/></body>'
     scene.add("arm", mujoco.MjSpec.from_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>"))
@@ -235,7 +235,7 @@ def test_joints_and_drives_that_newton_lacks_are_refused(drive, word):
         ("disableactuator", 1),
     ],
 )
-def test_an_option_that_newton_lacks_is_refused(option, value):
+def test_unsupported_option_is_rejected(option, value):
     scene = arm_scene()
     setattr(scene.option, option, value)
     with raises(ConfigError, hint=f"Try another scene.option.{option}, or sim=mujoco") as error:
@@ -243,7 +243,7 @@ def test_an_option_that_newton_lacks_is_refused(option, value):
     assert f"sim=newton lacks the option {option} =" in error.value.problem
 
 
-def test_options_that_newton_knows_are_taken_over():
+def test_supported_options_are_applied():
     scene = arm_scene()
     values = {"disableflags": mujoco.mjtDisableBit.mjDSBL_CONTACT.value, "solver": mujoco.mjtSolver.mjSOL_CG.value}
     values |= {"wind": [1.0, 2.0, 3.0], "sdf_iterations": 7}
@@ -254,8 +254,8 @@ def test_options_that_newton_knows_are_taken_over():
         np.testing.assert_allclose(getattr(sim._solver.mj_model.opt, option), value)
 
 
-# Two hinges of one body, which Newton makes one joint of, and a leg like those of dm_control's quadruped, whose tendons
-# go over hinges of one body, of several, and of both.
+# A leg like those of dm_control's quadruped: two hinges of one body, which Newton merges into one joint, and tendons
+# over hinges of one body, of several, and of both.
 LEG = """
 <mujoco>
   <worldbody>
@@ -296,9 +296,9 @@ TWO_TENDONS = '<tendon tendon1="turn" tendon2="extend" polycoef="0.1 0.5 0 0 0"/
         {"turn": 'stiffness="3" springlength="0.2" damping="0.1" frictionloss="0.02"'},
         {"couple": 'range="-0.1 0.1" limited="true"', "equality": TWO_TENDONS},
     ],
-    ids=["springs", "limits and equality"],
+    ids=["springs", "limits-and-equality"],
 )
-def test_fixed_tendons_over_several_hinges_of_a_body(parts):
+def test_fixed_tendons_over_hinges_of_one_body_match_mujoco(parts):
     xml = LEG.format(**{"couple": "", "turn": "", "equality": "", **parts})
     sims = both(2, xml)
     for sim in sims:
@@ -334,16 +334,16 @@ PATH = '<spatial name="t" stiffness="1"><site site="w"/><site site="e"/></spatia
         (hinge(HINGE, geom='name="wing" fluidshape="ellipsoid"'), "the geom 'a/wing' with geom_fluid"),
         (hinge(HINGE, geom='fluidshape="ellipsoid" contype="0" conaffinity="0"'), "nfluidshape = 0, expected 1"),
     ],
-    ids=["order of tendons", "slide after hinge", "force limits", "fluid", "fluid of a geom for show"],
+    ids=["tendon-order", "slide-after-hinge", "force-limits", "fluid", "fluid-of-visual-geom"],
 )
-def test_what_newton_imports_otherwise_is_refused_by_name(xml, where):
+def test_element_imported_differently_is_rejected_by_name(xml, where):
     with raises(ConfigError, key="sim=newton", hint="Try sim=mjwarp") as error:
         make("newton", scene_with(200, a=xml), 1)
     assert where in error.value.problem and "\n" not in str(error.value)
 
 
 class Changed:
-    """A model with another count, or another array."""
+    """Model with some counts or arrays replaced."""
 
     def __init__(self, model, **changes):
         self._model, self._changes = model, changes
@@ -352,15 +352,15 @@ class Changed:
         return self._changes.get(name, getattr(self._model, name))
 
 
-def test_a_lost_tendon_is_named(monkeypatch):
-    """As Newton's solver does where it cannot resolve a path: a warning, which nobody sees."""
+def test_dropped_tendon_is_reported(monkeypatch):
+    """Newton's solver drops tendons that it cannot resolve, with a warning that is easily missed."""
     scene = scene_with(200, leg=LEG.format(couple="", turn="", equality=""))
     monkeypatch.delattr(newton_model._Solver, "_init_tendons")
     with pytest.raises(ConfigError, match="tendon 'leg/turn'"):
         make("newton", scene, 1)
 
 
-def test_every_count_of_the_model_is_compared():
+def test_import_check_compares_every_count():
     scene = ant_scene()
     solver = make("newton", scene, 1)._solver
     solved = solver.mj_model
@@ -394,7 +394,7 @@ TETRAHEDRON = "v 0 0 0\nv 0.2 0 0\nv 0 0.3 0\nv 0 0 0.25\nf 1 3 2\nf 1 2 4\nf 1 
     ],
     ids=["meshdir", "class", "frame"],
 )
-def test_meshes_of_files(tmp_path, folder, compiler, mesh):
+def test_mesh_files_match_mujoco(tmp_path, folder, compiler, mesh):
     (tmp_path / folder).mkdir(exist_ok=True)
     (tmp_path / folder / "tet.obj").write_text(TETRAHEDRON)
     robot = tmp_path / "robot.xml"
@@ -409,7 +409,7 @@ def test_meshes_of_files(tmp_path, folder, compiler, mesh):
     torch.testing.assert_close(sim.qpos, reference.qpos, atol=2e-4, rtol=1e-3)
 
 
-def test_a_mesh_for_which_newton_lacks_scipy_is_one_line(tmp_path, monkeypatch):
+def test_mesh_without_scipy_is_rejected(tmp_path, monkeypatch):
     for name in ("scipy", "scipy.spatial"):
         monkeypatch.setitem(sys.modules, name, None)
     (tmp_path / "tet.obj").write_text(TETRAHEDRON)
@@ -421,8 +421,8 @@ def test_a_mesh_for_which_newton_lacks_scipy_is_one_line(tmp_path, monkeypatch):
     assert "scipy" in error.value.problem
 
 
-def test_a_height_field_of_a_file(tmp_path):
-    """A slope along x, which is steeper along y; the file has rows of numbers, as MuJoCo's own format."""
+def test_height_field_file_matches_mujoco(tmp_path):
+    """The file is in MuJoCo's binary format: a slope along x, steeper along y."""
     x, y = np.meshgrid(np.arange(6), np.arange(5))
     shape = np.array([5, 6], dtype=np.int32)
     (tmp_path / "slope.hf").write_bytes(shape.tobytes() + (x + 3.0 * y).astype(np.float32).tobytes())
@@ -439,7 +439,7 @@ def test_a_height_field_of_a_file(tmp_path):
     torch.testing.assert_close(sims[1].qpos, sims[0].qpos, atol=5e-4, rtol=1e-3)
 
 
-# Two arms that touch their fixed stand and its plane, a hand that is tied to one of them, and a mocap body.
+# Two arms that touch their fixed stand and its plane, free bodies that are tied together, and a mocap body.
 RULES = """
 <mujoco>
   <default><default class="visual"><geom rgba="1 0 0 1"/></default></default>
@@ -477,7 +477,7 @@ RULED = {
 
 
 @pytest.mark.parametrize("kind", RULED)
-def test_the_same_geoms_touch(kind):
+def test_contact_rules_match_mujoco(kind):
     rules = RULES.format(**{"contact": "", "equality": "", **RULED[kind]})
     reference, sim = both(2, rules, rules, hz=500)
     for each in (reference, sim):
@@ -486,7 +486,7 @@ def test_the_same_geoms_touch(kind):
     assert (reference.qpos[0] - torch.as_tensor(sim.scene.model.qpos0)).abs().max() > 0.05
 
 
-def test_another_set_of_pairs_is_refused_by_the_names_of_the_geoms():
+def test_missing_contact_pair_is_rejected_by_geom_names():
     scene = ant_scene()
     solver = make("newton", scene, 1)._solver
     pairs = solver.mjw_model.nxn_geom_pair_filtered.numpy()
@@ -499,7 +499,7 @@ def test_another_set_of_pairs_is_refused_by_the_names_of_the_geoms():
 
 
 def egg(mesh: str = "") -> Scene:
-    """A convex mesh, another mesh that the first one guides a tendon past, and a height field."""
+    """Return a scene of a convex mesh, a tendon around a cylinder, and a height field."""
     points = np.random.default_rng(0).normal(size=(100, 3))
     points *= np.array([0.2, 0.1, 0.07]) / np.linalg.norm(points, axis=1, keepdims=True)
     vertices = " ".join(f"{number:.5f}" for number in (points + 0.03).ravel())
@@ -519,7 +519,7 @@ def egg(mesh: str = "") -> Scene:
 
 
 @pytest.mark.parametrize("mesh", ['inertia="shell"', 'inertia="convex" maxhullvert="90"'])
-def test_convex_hulls_have_the_points_and_the_frame_that_mujoco_finds(mesh):
+def test_convex_hulls_match_mujoco(mesh):
     scene = egg(mesh)
     solved, ours = make("newton", scene, 2)._solver.mjw_model, scene.model
     assert ours.mesh_graph[0] == (90 if "90" in mesh else 100)
@@ -530,7 +530,7 @@ def test_convex_hulls_have_the_points_and_the_frame_that_mujoco_finds(mesh):
         np.testing.assert_allclose(found[-1], getattr(ours, name), atol=2e-6, rtol=1e-5, err_msg=name)
 
 
-def test_meshes_of_still_and_of_moving_bodies_are_where_mujoco_has_them():
+def test_meshes_of_fixed_and_moving_bodies_match_mujoco():
     scene = egg()
     still = '<body><geom name="egg" type="mesh" mesh="egg" euler="30 20 0"/></body>'
     vertex = " ".join(map(str, scene.model.mesh_vert[:20].ravel()))
@@ -565,7 +565,7 @@ BLOCKS = """
 """
 
 
-def test_contacts_are_those_of_mujoco_warp():
+def test_contacts_equal_mujoco_warps():
     found = []
     for name in ("mjwarp", "newton"):
         scene = scene_with(500, a=BLOCKS)
@@ -606,7 +606,7 @@ MACHINE = """
 """
 
 
-def test_every_array_that_the_solver_steps_with_is_compared():
+def test_import_check_compares_every_solver_array():
     scene = scene_with(500, machine=MACHINE)
     solver = make("newton", scene, 1)._solver
     ours, solved = scene.model, solver.mjw_model
@@ -624,10 +624,10 @@ def test_every_array_that_the_solver_steps_with_is_compared():
             passed.add(name)
         except ConfigError as error:
             assert name in str(error)
-            if name.startswith(("dof", "qpos", "wrap")):  # the first of a joint or a tendon
+            if name.startswith(("dof", "qpos", "wrap")):  # named by their joint or tendon
                 assert any(owner in str(error) for owner in ("joint 'machine/slider'", "tendon 'machine/cord'"))
         solver.mjw_model = solved
-    weights = "body_invweight0 dof_invweight0 tendon_invweight0 geom_size"  # `_Solver` takes the scene's
+    weights = "body_invweight0 dof_invweight0 tendon_invweight0 geom_size"  # `_Solver` copies the scene's
     numbering = "body_geomadr body_geomnum geom_dataid dof_Madr body_simple tendon_adr"
     others = "site_type site_size actuator_ctrlspec jnt_actfrclimited tendon_actfrclimited"  # see `_OTHER_ARRAYS`
     follow = "body_subtreemass tendon_length0 geom_rbound actuator_acc0 dof_length actuator_lengthrange"
@@ -636,7 +636,7 @@ def test_every_array_that_the_solver_steps_with_is_compared():
 
 
 def random_robot(seed: int) -> str:
-    """Trees on fixed, free, hinged and mocap bodies, with any masks, pairs, excludes, connects and welds."""
+    """Return trees on fixed, free, hinged and mocap bodies with random masks, pairs, excludes, connects and welds."""
     draw = random.Random(seed)
     bodies, geoms = [], []
 
@@ -670,8 +670,8 @@ def random_robot(seed: int) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 1])  # of those in which MuJoCo Warp moves as MuJoCo does
-def test_random_scenes_touch_and_move_as_in_mujoco(seed):
+@pytest.mark.parametrize("seed", [0, 1])  # seeds for which MuJoCo Warp agrees with MuJoCo
+def test_random_scenes_move_as_in_mujoco(seed):
     robots = [random_robot(seed + 100 * number) for number in range(1 + seed % 2)]
     sims = reference, sim = both(1, *robots, hz=1000, ground=True, z=1.0, njmax=500, nconmax=100)
     for _ in range(10):

@@ -1,4 +1,4 @@
-"""Parameters by world: each simulator does with them what a model that was compiled with these values does."""
+"""Tests of per-world parameters against models that are compiled with the same values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helpers.states import saved
 
 NUM = 4
 
-# Something of everything: a motor, a position servo with limits, a spring, dry friction, a tendon.
+# A motor, a position servo with limits, a spring, dry friction, a tendon.
 MACHINE = """
 <mujoco>
   <default><geom contype="0" conaffinity="0"/></default>
@@ -57,7 +57,7 @@ MACHINE = """
 
 CONTROL = torch.tensor([0.8, 0.15, 0.15])
 
-# What is set, of whom, and by which factors of the model's values in the four worlds.
+# Parameter, its articulation and its elements; `FACTORS` scale the model's values in the four worlds.
 CASES: dict[str, tuple[str | None, list[str] | None]] = {
     "body_mass": ("machine", ["upper", "hand"]),
     "body_inertia": ("machine", ["lower"]),
@@ -106,7 +106,7 @@ def by_factors(param: Param) -> Tensor:
 
 
 def move(sim: Sim) -> None:
-    """The same state in all worlds, in which every parameter matters: beyond a limit, sliding, saturated."""
+    """Write a state in which every parameter matters to all worlds: beyond a limit, sliding, saturated."""
     machine, puck = sim.articulation("machine"), sim.articulation("puck")
     pos, vel = torch.tensor([1.2, 0.4, -0.3]), torch.tensor([1.5, -2.0, 3.0])
     machine.set_state(everywhere(sim), joint_pos=pos.expand(NUM, 3), joint_vel=vel.expand(NUM, 3))
@@ -121,7 +121,7 @@ def velocity(sim: Sim) -> Tensor:
 
 
 def compiled(scene: Scene, name: str, param: Param, values: Any) -> mujoco.MjModel:
-    """A model of the scene that is compiled with other values of a parameter."""
+    """Return the scene's model, compiled with other values of a parameter."""
     spec = scene.spec.copy()
     values = np.asarray(values, dtype=np.float64)
     field = name.split("_")[-1]
@@ -141,7 +141,7 @@ def compiled(scene: Scene, name: str, param: Param, values: Any) -> mujoco.MjMod
         elif of in ("joint", "dof", "tendon"):
             found = spec.tendon(full) if of == "tendon" else spec.joint(full)
             old = np.asarray(getattr(found, field), dtype=np.float64)
-            # stiffness and damping are polynomials, of which this is the linear part
+            # stiffness and damping are polynomials; the parameter is their linear part
             new = value if old.size <= value.size else [float(value), *old.ravel()[1:]]
             new = np.rad2deg(new) if name == "jnt_range" else new  # the MJCF's unit
             setattr(found, field, float(value) if old.ndim == 0 else new)
@@ -154,7 +154,7 @@ def compiled(scene: Scene, name: str, param: Param, values: Any) -> mujoco.MjMod
 
 
 def stepped(model: mujoco.MjModel, sim: Sim, substeps: int) -> np.ndarray:
-    """Velocities after steps of plain MuJoCo from the state that `move` writes."""
+    """Return velocities after steps of plain MuJoCo from the state that `move` writes."""
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
     data = mujoco.MjData(model)
     data.qpos[:] = sim.qpos[0].numpy()
@@ -165,7 +165,7 @@ def stepped(model: mujoco.MjModel, sim: Sim, substeps: int) -> np.ndarray:
     return data.qvel.copy()
 
 
-def constants_of(sim: Any, world: int) -> dict[str, np.ndarray]:
+def world_constants(sim: Any, world: int) -> dict[str, np.ndarray]:
     if sim.name == "mujoco":
         model = sim._batch.get_model(world)
         return {name: getattr(model, name) for name in CONSTANTS}
@@ -184,7 +184,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def declared(backend: str) -> Sim:
-    """A simulator with all parameters of `CASES`."""
+    """Simulator with all parameters of `CASES`."""
     sim = make(backend, machine_scene(), NUM)
     for name, case in CASES.items():
         sim.param(name, *case)
@@ -201,12 +201,12 @@ def machine(declared: Sim) -> Iterator[Sim]:
 
 
 def test_every_parameter_has_a_case():
-    physical = {name for name, field in FIELDS.items() if not field.pictures}  # the others: test_camera.py
-    assert {*CASES, "actuator_delay"} == physical  # delays need controls that change: test_actuators.py
+    physical = {name for name, field in FIELDS.items() if not field.pictures}  # test_camera.py has the others
+    assert {*CASES, "actuator_delay"} == physical  # delays need changing controls: see test_actuators.py
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_worlds_move_as_models_compiled_with_their_values(machine, name):
+def test_worlds_move_as_compiled_models(machine, name):
     sim, scene = machine, machine.scene
     param = sim.param(name, *CASES[name])
     values = by_factors(param)
@@ -215,19 +215,19 @@ def test_worlds_move_as_models_compiled_with_their_values(machine, name):
     sim.refresh()
     models = [compiled(scene, name, param, value) for value in values]
     for world, model in enumerate(models):
-        for constant, found in constants_of(sim, world).items():
+        for constant, found in world_constants(sim, world).items():
             expected = getattr(model, constant)
             np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-6, err_msg=f"{constant} of world {world}")
     expected = np.stack([stepped(model, sim, 3) for model in models])
     sim.step(3)
     np.testing.assert_allclose(velocity(sim).numpy(), expected, rtol=2e-4, atol=3e-4)
-    # and this parameter matters here: else the test would not notice if it were ignored
+    # the parameter has an effect, or the test would pass if it were ignored
     assert np.abs(expected - expected[0]).max(axis=1)[1:].min() > 2e-3
 
 
 @pytest.mark.parametrize("name", ["dof_damping", "dof_armature", "jnt_stiffness", "dof_frictionloss"])
-def test_what_the_model_has_not_can_be_given_to_some_worlds(machine, name):
-    # Simulators may leave out at the start what is zero everywhere.
+def test_zero_values_of_the_model_can_be_set_per_world(machine, name):
+    # Simulators may skip terms that are zero everywhere at the start.
     joint, sim = {"dof_damping": "elbow", "dof_armature": "wrist"}.get(name, "shoulder"), machine
     param = sim.param(name, "machine", [joint])
     extra = torch.tensor([[0.0], [0.3], [0.0], [0.6]])
@@ -240,7 +240,7 @@ def test_what_the_model_has_not_can_be_given_to_some_worlds(machine, name):
     assert (velocity(sim)[1] - velocity(sim)[0]).abs().max() > 1e-3
 
 
-def test_a_mask_chooses_the_worlds(backend):
+def test_mask_selects_the_worlds(backend):
     sim, untouched = make(backend, machine_scene(), NUM), make(backend, machine_scene(), NUM)
     params, _ = ({name: one.param(name, *CASES[name]) for name in CASES} for one in (sim, untouched))
     where = only(sim, 1, 3)
@@ -255,17 +255,17 @@ def test_a_mask_chooses_the_worlds(backend):
         assert torch.equal(param.value, torch.where(where.view(-1, *[1] * (before.ndim - 1)), 1.3 * before, before))
     for one in (sim, untouched):
         one.step(5)
-    assert torch.equal(velocity(sim)[[0, 2]], velocity(untouched)[[0, 2]]), "worlds outside of it notice nothing"
+    assert torch.equal(velocity(sim)[[0, 2]], velocity(untouched)[[0, 2]]), "worlds outside the mask changed"
     changed = (velocity(sim) - velocity(untouched)).abs().amax(dim=1)
     assert (changed[[1, 3]] > 1e-2).all()
 
 
 @pytest.mark.parametrize("name", ["body_mass", "gravity"])
-def test_parameters_that_change_in_the_middle_act_at_once(backend, name):
-    # A persistent MjData would otherwise go on with what it has computed before.
+def test_changed_parameters_act_at_once(backend, name):
+    # A persistent MjData would otherwise reuse quantities of the old parameters.
     changed, fresh = make(backend, machine_scene(), NUM), make(backend, machine_scene(), NUM)
     for sim in (changed, fresh):
-        sim.articulation("machine").bodies(["hand"])  # so that velocity-stage quantities are computed after each step
+        sim.articulation("machine").bodies(["hand"])  # computes velocity-stage quantities after each step
     param, other = (sim.param(name, *CASES[name]) for sim in (changed, fresh))
     move(changed)
     changed.refresh()
@@ -286,7 +286,7 @@ def test_parameters_that_change_in_the_middle_act_at_once(backend, name):
     assert (velocity(changed)[1] - velocity(changed)[0]).abs().max() > 2e-3
 
 
-def test_the_state_holds_the_parameters(backend):
+def test_state_dict_restores_parameters(backend):
     def made() -> tuple[Sim, list[Param]]:
         sim = make(backend, machine_scene(), NUM)
         return sim, [sim.param(name, *CASES[name]) for name in CASES]
@@ -306,13 +306,13 @@ def test_the_state_holds_the_parameters(backend):
     for param, restored in zip(params, others, strict=True):
         assert torch.equal(param.value, restored.value), param.name
     for world in range(NUM):
-        for constant, value in constants_of(sim, world).items():
-            np.testing.assert_array_equal(value, constants_of(other, world)[constant], err_msg=constant)
+        for constant, value in world_constants(sim, world).items():
+            np.testing.assert_array_equal(value, world_constants(other, world)[constant], err_msg=constant)
     other.step(4)
     assert torch.equal(velocity(sim), velocity(other))
 
 
-def test_a_state_of_before_keeps_the_parameters_of_now(backend):
+def test_state_dict_without_parameters_keeps_current_ones(backend):
     before = make(backend, machine_scene(), NUM)
     now = make(backend, machine_scene(), NUM)
     param = now.param("body_mass", "machine", ["hand"])
@@ -321,7 +321,7 @@ def test_a_state_of_before_keeps_the_parameters_of_now(backend):
     assert torch.equal(param.value, by_factors(param))
 
 
-def test_a_parameter_declared_after_the_first_steps_acts_as_one_declared_before(backend):
+def test_parameter_can_be_declared_after_the_first_steps(backend):
     early, late = make(backend, machine_scene(), NUM), make(backend, machine_scene(), NUM)
     first = early.param("body_mass", "machine", ["hand"])
     for sim in (early, late):
@@ -337,7 +337,7 @@ def test_a_parameter_declared_after_the_first_steps_acts_as_one_declared_before(
     assert (velocity(late)[1] - velocity(late)[0]).abs().max() > 1e-2
 
 
-def test_elements_are_named_in_their_own_file():
+def test_elements_have_the_names_of_their_file():
     sim = make("mujoco", machine_scene(), NUM)
     assert sim.param("body_mass", "machine").elements == ["base", "upper", "lower", "hand"]
     damping = sim.param("dof_damping", "machine", ["wrist", "shoulder"])
@@ -354,9 +354,9 @@ def test_elements_are_named_in_their_own_file():
     assert sim.param("gravity").value.shape == (NUM, 3)
 
 
-def test_one_column_can_be_set(backend):
+def test_single_column_can_be_set(backend):
     sim = make(backend, machine_scene(), NUM)
-    for elements in (["wrist"], ["wrist", "shoulder"]):  # one after the other in the model, and not
+    for elements in (["wrist"], ["wrist", "shoulder"]):  # contiguous in the model, and not
         gains = sim.param("actuator_gainprm", "machine", elements)
         gains.set(torch.full((NUM, len(elements)), 7.0), only(sim, 2), column=1)
         expected = gains.default.expand_as(gains.value).clone()
@@ -365,34 +365,34 @@ def test_one_column_can_be_set(backend):
 
 
 @pytest.fixture(scope="module")
-def machine_of_mujoco() -> Sim:
+def mujoco_machine() -> Sim:
     return make("mujoco", machine_scene(), 1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("body_mas", "machine"), "no parameter 'body_mas'. Did you mean 'body_mass'?"),
-        (("body_mass", "machin"), "no articulation 'machin'. Did you mean 'machine'?"),
-        (("body_mass", "machine", ["hands"]), "no body 'hands'. Did you mean 'hand'?"),
-        (("dof_damping", "machine", ["wist"]), "no joint 'wist'. Did you mean 'wrist'?"),
-        (("tendon_damping", "puck"), "'puck' has no tendons"),
-        (("geom_friction", "machine"), "no geoms that can touch anything"),
-        (("jnt_range", "machine", ["elbow"]), "'elbow' has no limits. Try adding some to the MJCF"),
+        (("body_mas", "machine"), "mean 'body_mass'"),
+        (("body_mass", "machin"), "mean 'machine'"),
+        (("body_mass", "machine", ["hands"]), "mean 'hand'"),
+        (("dof_damping", "machine", ["wist"]), "mean 'wrist'"),
+        (("tendon_damping", "puck"), "no tendons"),
+        (("geom_friction", "machine"), "no geoms"),
+        (("jnt_range", "machine", ["elbow"]), "no limits. Try"),
         (("body_mass", "ground"), "no articulation 'ground'"),
-        (("gravity", "machine"), "belongs to the world"),
+        (("gravity", "machine"), "the world"),
         (("body_mass",), "no articulation None"),
     ],
 )
-def test_what_does_not_exist_is_one_line(machine_of_mujoco, arguments, words):
+def test_invalid_parameters_are_rejected_in_one_line(mujoco_machine, arguments, words):
     with pytest.raises(TaskError) as info:
-        machine_of_mujoco.param(*arguments)
+        mujoco_machine.param(*arguments)
     assert words in str(info.value) and "\n" not in str(info.value)
 
 
-def test_nothing_waits_for_the_device():
+def test_setting_parameters_does_not_synchronise():
     sim: Any = make("mjwarp", ball_scene(), NUM)
-    sim._written_on_host = None  # the shortcut that CUDA has not
+    sim._written_on_host = None  # a shortcut of the CPU only
     mass, gravity = sim.param("body_mass", "ball"), sim.param("gravity")
     heavy, light = 2.0 * mass.value, 0.5 * gravity.value
     where = only(sim, 1)

@@ -1,4 +1,4 @@
-"""The simulators agree: `mujoco` is the reference, one physics step and one contact at a time."""
+"""Agreement of the simulators with `mujoco`, in single physics steps and contacts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def same_random_states(ants):
     return sims, robots
 
 
-def worst(left: torch.Tensor, right: torch.Tensor) -> float:
+def max_error(left: torch.Tensor, right: torch.Tensor) -> float:
     return (left - right).abs().max().item()
 
 
@@ -39,15 +39,15 @@ def test_one_step_from_random_states_agrees(same_random_states):
     # 6e-5 is typical; with pyramidal cones it would be 0.46 (see Scene)
     for name in ("joint_vel", "root_lin_vel", "root_ang_vel"):
         left, right = (getattr(robot, name) for robot in robots)
-        assert worst(left, right) <= 2e-4, name
-    assert worst(reference.qpos, sim.qpos) <= 5e-6
+        assert max_error(left, right) <= 2e-4, name
+    assert max_error(reference.qpos, sim.qpos) <= 5e-6
     assert not sim.overflow.any()
     assert not sim.diverged.any()
 
 
 @pytest.mark.parametrize("side", ["low", "high"])
-def test_joints_set_to_their_limits_move_alike(ants, side):
-    # A limit that acts one digit earlier in one simulator stops joints there and not here.
+def test_joints_at_their_limits_move_alike(ants, side):
+    # A limit that differs in the last digit would stop the joint in one simulator only.
     sims, robots = ants
     random = torch.Generator().manual_seed(0)
     velocity = 2.0 * torch.rand(NUM, 8, generator=random) - 1.0
@@ -58,7 +58,7 @@ def test_joints_set_to_their_limits_move_alike(ants, side):
         robot.set_state(everywhere(sim), root_pos=height, joint_pos=limit, joint_vel=velocity)
         sim.refresh()
         sim.step(1)
-    assert worst(*(robot.joint_vel for robot in robots)) <= 1e-4
+    assert max_error(*(robot.joint_vel for robot in robots)) <= 1e-4
 
 
 def test_contact_wrenches_agree(same_random_states):
@@ -83,13 +83,13 @@ def test_body_poses_and_velocities_agree(same_random_states):
     for _ in range(2):
         for name, tolerance in (("pos", 2e-5), ("quat", 2e-5), ("lin_vel", 1e-3), ("ang_vel", 1e-3)):
             left, right = (getattr(body, name) for body in bodies)
-            assert worst(left, right) <= tolerance, name
+            assert max_error(left, right) <= tolerance, name
         for one in (reference, sim):
             one.step(1)
 
 
 def test_reading_bodies_does_not_change_the_contact_torque():
-    # Body poses follow the state, sensors are of the last step: the lever must not mix them.
+    # Body poses follow the state, contact forces are of the last step: the lever must not mix the two.
     scene = ant_scene()
     plain, followed = make("mujoco", scene, 64), make("mujoco", scene, 64)
     robots = [sim.articulation("ant") for sim in (plain, followed)]
@@ -105,7 +105,7 @@ def test_reading_bodies_does_not_change_the_contact_torque():
 
 
 @pytest.mark.parametrize("other", ["mjwarp", "newton"])
-def test_a_pendulum_arm_stays_together_for_a_second(other):
+def test_pendulum_trajectories_agree_for_one_second(other):
     # Without contacts nothing is chaotic: the trajectories stay close, limits included.
     scene = arm_scene()
     sims = [make(name, scene, 8) for name in ("mujoco", other)]
@@ -117,5 +117,5 @@ def test_a_pendulum_arm_stays_together_for_a_second(other):
         arm.actuate(torch.full((8, 1), 0.3))
         sim.refresh()
         advance(sim, 200)
-    assert worst(arms[0].joint_pos, arms[1].joint_pos) <= 2e-3
-    assert worst(arms[0].joint_vel, arms[1].joint_vel) <= 2e-2
+    assert max_error(arms[0].joint_pos, arms[1].joint_pos) <= 2e-3
+    assert max_error(arms[0].joint_vel, arms[1].joint_vel) <= 2e-2

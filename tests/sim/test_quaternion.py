@@ -1,4 +1,4 @@
-"""Quaternions against rotation matrices, which are built here from first principles."""
+"""Tests of quaternions against rotation matrices that are built here from first principles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ angle = st.floats(-math.pi, math.pi)
 
 @st.composite
 def rotations(draw) -> Tensor:
-    """Unit quaternions, evenly enough over all rotations."""
+    """Draw unit quaternions that cover all rotations."""
     quat = torch.tensor(draw(st.tuples(*[component] * 4)), dtype=torch.float64)
     if quat.norm() < 1e-3:
         quat = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
@@ -38,7 +38,7 @@ def rotations(draw) -> Tensor:
 
 
 def rodrigues(axis: Tensor, angle: float) -> Tensor:
-    """Rotation matrix I + sin(a) K + (1 - cos(a)) K^2 about a unit axis."""
+    """Return the rotation matrix I + sin(a) K + (1 - cos(a)) K^2 about a unit axis."""
     x, y, z = axis.double().tolist()
     k = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
     eye = torch.eye(3, dtype=torch.float64)
@@ -46,7 +46,7 @@ def rodrigues(axis: Tensor, angle: float) -> Tensor:
 
 
 def matrix(quat: Tensor) -> Tensor:
-    """Rotation matrix of a unit quaternion through its axis and angle."""
+    """Return the rotation matrix of a unit quaternion by its axis and angle."""
     quat = quat.double()
     sine = quat[1:].norm()
     if sine < 1e-12:
@@ -60,7 +60,7 @@ def close(actual: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
 
 @relaxed
 @given(rotations(), vector)
-def test_rotation_is_that_of_the_matrix(quat, vec):
+def test_rotation_equals_the_rotation_matrix(quat, vec):
     close(quat_rotate(quat, vec), matrix(quat) @ vec.double())
     close(quat_rotate_inverse(quat, vec), matrix(quat).T @ vec.double())
 
@@ -74,7 +74,7 @@ def test_inverse_undoes_the_rotation(quat, vec):
 
 @relaxed
 @given(rotations(), rotations())
-def test_product_is_the_product_of_matrices(a, b):
+def test_product_equals_the_matrix_product(a, b):
     product = quat_multiply(a, b)
     assert product.norm().item() == pytest.approx(1.0, abs=1e-5)
     close(matrix(product / product.norm()), matrix(a) @ matrix(b), atol=1e-5)
@@ -82,14 +82,14 @@ def test_product_is_the_product_of_matrices(a, b):
 
 @relaxed
 @given(rotations(), rotations())
-def test_difference_is_the_product_with_the_inverse(a, b):
+def test_difference_equals_the_product_with_the_inverse(a, b):
     close(quat_difference(a, b), quat_multiply(a, quat_conjugate(b)), atol=1e-6)
     close(quat_difference(a, a), torch.tensor([1.0, 0.0, 0.0, 0.0]), atol=1e-6)
 
 
 @relaxed
 @given(rotations(), angle)
-def test_axis_and_angle(quat, a):
+def test_axis_angle_equals_rodrigues_formula(quat, a):
     axis = quat[1:] / quat[1:].norm() if quat[1:].norm() > 1e-3 else torch.tensor([0.0, 1.0, 0.0])
     made = quat_from_axis_angle(axis, torch.tensor(a, dtype=torch.float32))
     close(matrix(made / made.norm()), rodrigues(axis / axis.norm(), a), atol=1e-5)
@@ -97,7 +97,7 @@ def test_axis_and_angle(quat, a):
 
 @relaxed
 @given(angle, st.floats(-math.pi / 2 + 0.01, math.pi / 2 - 0.01), angle)
-def test_euler_angles_are_extrinsic_about_x_then_y_then_z(roll, pitch, yaw):
+def test_euler_angles_are_extrinsic_xyz(roll, pitch, yaw):
     axes = torch.eye(3)
     about_x, about_y, about_z = (
         quat_from_axis_angle(axes[i], torch.tensor(a, dtype=torch.float32)) for i, a in enumerate((roll, pitch, yaw))
@@ -119,7 +119,7 @@ def test_pitch_saturates_at_the_poles():
     assert pitch.item() == pytest.approx(math.pi / 2)
 
 
-def test_all_functions_work_on_batches():
+def test_functions_accept_batch_dimensions():
     random = torch.Generator().manual_seed(0)
     quat = torch.nn.functional.normalize(torch.randn(2, 5, 4, generator=random), dim=-1)
     other = torch.nn.functional.normalize(torch.randn(2, 5, 4, generator=random), dim=-1)

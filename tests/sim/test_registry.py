@@ -1,4 +1,4 @@
-"""The registry: what it says of a simulator is true of its class, and the choice follows it."""
+"""Tests of the simulator registry and of the choice of a simulator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 from gpusim_rl.sim import SimChoice, choose_sim, make_sim
 from helpers.commands import ROOT
+from helpers.raised import raises
 from helpers.scenes import ball_scene, sim_config
 
 
 @pytest.mark.parametrize("simulator", SIMULATORS.values(), ids=list(SIMULATORS))
-def test_an_entry_describes_its_class(simulator):
+def test_registry_entry_matches_its_class(simulator):
     pytest.importorskip(simulator.library)
     assert getattr(importlib.import_module(f"gpusim_rl.sim.{simulator.name}"), simulator.cls).name == simulator.name
     assert simulator.replay_sim in SIMULATORS
@@ -29,43 +30,43 @@ def test_an_entry_describes_its_class(simulator):
 @pytest.mark.parametrize(
     ("name", "device", "chosen"),
     [
-        ("auto", "cpu", "mujoco on cpu (auto: no CUDA device in use)"),
-        ("auto", "cuda:1", "mjwarp on cuda:1 (auto: CUDA device)"),
-        ("mjwarp", "cpu", "mjwarp on cpu (as configured)"),
-        ("newton", "cuda", "newton on cuda (as configured)"),
+        ("auto", "cpu", "mujoco on cpu (auto: no CUDA "),
+        ("auto", "cuda:1", "mjwarp on cuda:1 (auto: CUDA "),
+        ("mjwarp", "cpu", "mjwarp on cpu (as "),
+        ("newton", "cuda", "newton on cuda (as "),
     ],
 )
-def test_the_choice_says_its_reason(name, device, chosen):
-    assert str(choose_sim(name, torch.device(device))) == chosen
+def test_simulator_choice_shows_its_reason(name, device, chosen):
+    assert str(choose_sim(name, torch.device(device))).startswith(chosen)
 
 
-def test_a_device_that_a_simulator_cannot_use_is_one_line():
-    with pytest.raises(ConfigError, match=r"^sim=mujoco runs on cpu only, got device cuda. Try sim=mjwarp, or sim_dev"):
+def test_unsupported_device_is_rejected():
+    with pytest.raises(ConfigError, match=r"^sim=mujoco .* cuda. Try sim=mjwarp, or sim_dev"):
         choose_sim("mujoco", torch.device("cuda"))
 
 
-def test_sizes_of_buffers_are_shown_and_said_to_have_no_effect_where_they_have_none(caplog):
+def test_unused_buffer_sizes_cause_a_warning(caplog):
     cfg = sim_config(njmax=20, nconmax=30)
     with caplog.at_level(logging.WARNING, "gpusim_rl"):
         for name, shown in (("mjwarp", {"njmax": 20, "nconmax": 30}), ("mujoco", {})):
             sim = make_sim(ball_scene(), SimChoice(name, torch.device("cpu"), "test"), 2, cfg)
             assert sim.buffers == shown
-    assert caplog.messages == ["sim.njmax and sim.nconmax have no effect: sim=mujoco sizes its buffers itself"]
+    assert ["no effect: sim=mujoco" in line for line in caplog.messages] == [True]
 
 
-def test_the_setting_takes_the_names_of_the_registry():
+def test_sim_name_accepts_registered_simulators():
     values = {name: getattr(sim_config(), name) for name in SimConfig.__dataclass_fields__}
     for name in ("auto", *SIMULATORS):
         assert build(SimConfig, {**values, "name": name}, "sim").name == name
-    with pytest.raises(ConfigError, match=r"sim.name: expected one of auto, mujoco, .* Did you mean 'mujoco'\?"):
+    with raises(ConfigError, key="sim.name", got="mujocco"):
         build(SimConfig, {**values, "name": "mujocco"}, "sim")
 
 
-def test_every_kind_of_device_has_a_default():
+def test_every_device_type_has_a_default_simulator():
     assert [default_simulator(device).name for device in ("cpu", "cuda")] == ["mujoco", "mjwarp"]
 
 
-def test_the_registry_is_read_without_torch_and_without_a_simulator(command):
+def test_registry_imports_neither_torch_nor_simulators(command):
     code = "import sys, gpusim_rl.settings.simulators, gpusim_rl.settings.schema; print(*sys.modules)"
     loaded = set(command(sys.executable, "-c", code, env={"PYTHONPATH": str(ROOT)}).stdout.split())
     assert not loaded & {"torch", "numpy", "mujoco", "warp", "newton"}

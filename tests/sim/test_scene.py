@@ -1,4 +1,4 @@
-"""`Scene`: names, errors, and the settings under which the simulators agree."""
+"""Tests of `Scene`: names, errors, options of several files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.raised import raises
 from helpers.scenes import ANT, ARM, FEET, ant_scene, make, scene_with
 
 
-def test_names_are_prefixed_and_masses_are_those_of_isaacgymenvs():
+def test_names_are_prefixed_and_masses_match_isaacgymenvs():
     model = ant_scene().model
     assert model.opt.timestep == pytest.approx(1 / 120)
     assert model.body("ant/torso").id > 0 and model.joint("ant/hip_1").id > 0
@@ -30,7 +30,7 @@ def test_names_are_prefixed_and_masses_are_those_of_isaacgymenvs():
     assert model.body("ant/torso").mass[0] == pytest.approx(5 * (sphere + 4 * capsule), rel=1e-6)
 
 
-def test_sensors_are_added_once_and_change_the_model():
+def test_contact_sensors_are_added_only_once():
     scene = ant_scene()
     size = scene.model.nsensordata
     scene.add_contact_sensor("ant", FEET)
@@ -49,7 +49,7 @@ def test_sensors_are_added_once_and_change_the_model():
         (lambda scene: scene.add_contact_sensor("cat", ["torso"]), "no body 'cat/torso'"),
     ],
 )
-def test_mistakes_are_one_line_that_says_what_is_there(act, message):
+def test_invalid_scene_calls_are_rejected_in_one_line(act, message):
     with pytest.raises(TaskError, match=message) as error:
         act(ant_scene())
     assert "\n" not in str(error.value)
@@ -66,40 +66,40 @@ FOREARM = """
 
 
 @pytest.mark.parametrize(
-    ("element", "message"),
+    ("element", "missing"),
     [
-        ('<actuator><motor name="elbow" joint="elbo"/></actuator>', "unknown transmission target 'elbo'"),
-        ('<sensor><jointpos joint="elbo"/></sensor>', "unrecognized name 'elbo'"),
-        ('<tendon><fixed><joint joint="elbo" coef="1"/></fixed></tendon>', "joint 'elbo' not found"),
-        ('<equality><joint joint1="elbo"/></equality>', "unknown element 'elbo'"),
-        ('<contact><exclude body1="arm" body2="hand"/></contact>', "body 'hand' not found"),
-        ('<contact><pair geom1="arm" geom2="hand"/></contact>', "geom 'hand' not found"),
+        ('<actuator><motor name="elbow" joint="elbo"/></actuator>', "'elbo'"),
+        ('<sensor><jointpos joint="elbo"/></sensor>', "'elbo'"),
+        ('<tendon><fixed><joint joint="elbo" coef="1"/></fixed></tendon>', "'elbo'"),
+        ('<equality><joint joint1="elbo"/></equality>', "'elbo'"),
+        ('<contact><exclude body1="arm" body2="hand"/></contact>', "'hand'"),
+        ('<contact><pair geom1="arm" geom2="hand"/></contact>', "'hand'"),
     ],
 )
-def test_a_misspelt_reference_is_one_line_and_drops_nothing_silently(tmp_path: Path, element: str, message: str):
+def test_misspelt_reference_is_rejected_in_one_line(tmp_path: Path, element: str, missing: str):
     (tmp_path / "arm.xml").write_text(FOREARM.format(element))
     spec = mujoco.MjSpec.from_string(FOREARM.format(element))
-    for mjcf, words in ((tmp_path / "arm.xml", message), (spec, r"^Scene.add\('arm'\): .* missing elements")):
+    for mjcf, words in ((tmp_path / "arm.xml", missing), (spec, r"^Scene.add\('arm'\): .* missing elements")):
         scene = scene_with(100, ball=FOREARM.format('<actuator><motor joint="elbow"/></actuator>'))
         with pytest.raises(TaskError, match=words) as error:
             scene.add("arm", mjcf)
         assert "\n" not in str(error.value)
 
 
-def test_the_world_may_be_referred_to():
+def test_world_body_can_be_referenced():
     exclude = '<contact><exclude body1="world" body2="arm"/></contact>'
     assert scene_with(100, arm=FOREARM.format(exclude)).model.nexclude == 1
 
 
-def test_a_scene_that_does_not_compile_is_one_line():
+def test_uncompilable_scene_is_rejected_in_one_line():
     scene = scene_with(100, massless='<mujoco><worldbody><body name="b"><freejoint/></body></worldbody></mujoco>')
-    with pytest.raises(TaskError, match="MuJoCo cannot compile it") as error:
+    with pytest.raises(TaskError, match="cannot compile") as error:
         _ = scene.model
     assert "\n" not in str(error.value)
 
 
-def whirling_energy(robot: str, speed: float, **settings: Any) -> float:
-    """Return the largest gain of a whirling robot's kinetic energy after half a second, the worst of three axes."""
+def spin_energy_gain(robot: str, speed: float, **settings: Any) -> float:
+    """Return the largest gain of a spinning robot's kinetic energy after half a second over three axes."""
     scene = Scene(120, gravity=0.0, **settings)
     scene.add(robot, ANT.with_name(f"{robot}.xml"), pos=(0, 0, 50))
     model, worst = scene.model, 0.0
@@ -123,20 +123,20 @@ def whirling_energy(robot: str, speed: float, **settings: Any) -> float:
 
 
 @pytest.mark.parametrize("robot", ["ant", pytest.param("humanoid", marks=pytest.mark.slow)])
-def test_a_whirling_robot_gains_no_energy(robot: str) -> None:
-    # A policy found that whirling pays: with Euler the torso's spin feeds itself until the world diverges.
-    assert whirling_energy(robot, 64.0) > 100.0
-    assert whirling_energy(robot, 64.0, integrator="implicit") < 1.01
+def test_spinning_robot_gains_no_energy(robot: str) -> None:
+    # With Euler the torso's spin feeds itself until the world diverges; a policy learned to exploit this.
+    assert spin_energy_gain(robot, 64.0) > 100.0
+    assert spin_energy_gain(robot, 64.0, integrator="implicit") < 1.01
     for speed in (5.0, 10.0, 20.0, 64.0):
-        assert whirling_energy(robot, speed, max_angular_velocity=15.0) < 1.1, speed  # as tasks/ant.py
+        assert spin_energy_gain(robot, speed, max_angular_velocity=15.0) < 1.1, speed  # as tasks/ant.py
 
 
-def test_a_limit_of_rotation_is_positive() -> None:
+def test_negative_angular_velocity_limit_is_rejected() -> None:
     with raises(TaskError, key="Scene.max_angular_velocity", got=-1.0):
         Scene(100, max_angular_velocity=-1.0)
 
 
-def test_elements_without_a_name_get_one_and_belong_to_the_articulation():
+def test_unnamed_elements_get_generated_names():
     xml = ARM.replace('name="lower"', "").replace('name="elbow"', "").replace('name="shoulder" joint', "joint")
     scene = scene_with(100, arm=xml)
     arm = make("mujoco", scene, 1).articulation("arm")
@@ -145,7 +145,7 @@ def test_elements_without_a_name_get_one_and_belong_to_the_articulation():
     assert arm.actuator_names == ["actuator0"]
 
 
-def test_limits_are_infinite_where_the_file_has_none():
+def test_missing_limits_are_infinite():
     for xml, controls in ((ARM, [-1.0, 1.0]), (ARM.replace('ctrlrange="-1 1"', ""), [-math.inf, math.inf])):
         scene = scene_with(100, arm=xml)
         arm = make("mujoco", scene, 1).articulation("arm")
@@ -153,12 +153,12 @@ def test_limits_are_infinite_where_the_file_has_none():
         assert arm.joint_limits.tolist() == [pytest.approx([-math.pi / 3, math.pi / 2]), [-math.inf, math.inf]]
 
 
-def test_integrator_and_cone_are_as_asked():
+def test_integrator_and_cone_arguments_are_applied():
     option = Scene(physics_hz=100, integrator="rk4", cone="elliptic").model.opt
     assert option.integrator == mujoco.mjtIntegrator.mjINT_RK4 and option.cone == mujoco.mjtCone.mjCONE_ELLIPTIC
 
 
-def test_gravity_points_down_and_is_the_earths_unless_asked():
+def test_gravity_defaults_to_earth():
     assert Scene(100, gravity=(1.0, 0.0, -3.0)).model.opt.gravity.tolist() == [1.0, 0.0, -3.0]
     with raises(TaskError, key="Scene.gravity", got=(1, 2)):
         Scene(100, gravity=(1, 2))
@@ -166,7 +166,7 @@ def test_gravity_points_down_and_is_the_earths_unless_asked():
     assert Scene(physics_hz=100, gravity=3.721).model.opt.gravity.tolist() == [0.0, 0.0, -3.721]
 
 
-# A file that decides: like those of dm_control, it has a total mass, options and flags of its own.
+# A file with a total mass, options and flags, like those of dm_control.
 CHEETAH = """
 <mujoco model="cheetah">
   <compiler {compiler}/>
@@ -210,13 +210,13 @@ THIGH = '<inertial pos="0.1 0.02 0" mass="3" fullinertia="0.3 0.2 0.2 0.01 0.02 
         'settotalmass="14" fusestatic="false" alignfree="true" balanceinertia="true"',
     ],
 )
-def test_masses_and_inertias_are_those_of_the_file_alone(tmp_path: Path, compiler: str, inertial: str):
+def test_masses_and_inertias_equal_the_file_alone(tmp_path: Path, compiler: str, inertial: str):
     file = tmp_path / "cheetah.xml"
     file.write_text(cheetah(compiler, inertial=inertial))
     alone = mujoco.MjModel.from_xml_path(str(file))
     scene = Scene(physics_hz=100)
     scene.add_ground()
-    scene.add("ant", ANT)  # whose mass is not the cheetah's
+    scene.add("ant", ANT)  # `settotalmass` must not scale the ant
     scene.add("cheetah", file)
     bodies = [scene.model.body(f"cheetah/{alone.body(i).name}").id for i in range(1, alone.nbody)]
     np.testing.assert_array_equal(scene.model.body_mass[bodies], alone.body_mass[1:])
@@ -241,17 +241,17 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_is_that_of_the_file(option: str):
+def test_file_option_is_kept(option: str):
     xml = cheetah(option=f'timestep="0.5" {option}="{OPTIONS[option]}"')
     scene = scene_with(100, cheetah=xml)
-    scene.add("other", mujoco.MjSpec.from_string(xml))  # agrees
+    scene.add("other", mujoco.MjSpec.from_string(xml))  # equal options do not conflict
     alone = mujoco.MjModel.from_xml_string(xml)
     for field in (field for field in dir(alone.opt) if not field.startswith("_") and field != "timestep"):
         np.testing.assert_array_equal(getattr(scene.model.opt, field), getattr(alone.opt, field), err_msg=field)
     assert scene.model.opt.timestep == 0.01
 
 
-def test_an_option_that_a_file_says_is_said_even_if_it_is_the_default():
+def test_explicit_default_option_conflicts_too():
     # The bits of `MjSpec.authored` are in the order of MuJoCo's fields.
     default = {"integrator": "Euler", "cone": "pyramidal", "jacobian": "auto", "solver": "Newton"}
     usual = mujoco.MjSpec().option
@@ -262,7 +262,7 @@ def test_an_option_that_a_file_says_is_said_even_if_it_is_the_default():
             scene.add("other", mujoco.MjSpec.from_string(cheetah(option=f'{option}="{OPTIONS[option]}"')))
 
 
-def test_flags_are_those_of_the_files(tmp_path: Path):
+def test_flags_of_files_are_merged(tmp_path: Path):
     scene = scene_with(100, one=cheetah(flags='<flag gravity="disable" contact="enable"/>'))
     scene.add("two", mujoco.MjSpec.from_string(cheetah(flags='<flag energy="enable" limit="disable"/>')))
     disabled = mujoco.mjtDisableBit.mjDSBL_GRAVITY | mujoco.mjtDisableBit.mjDSBL_LIMIT
@@ -274,7 +274,7 @@ def test_flags_are_those_of_the_files(tmp_path: Path):
     assert "option.disableflags" in error.value.hint
 
 
-def test_files_that_disagree_are_one_line_until_the_task_decides(tmp_path: Path):
+def test_conflicting_options_need_a_task_setting(tmp_path: Path):
     one, two = tmp_path / "one.xml", tmp_path / "two.xml"
     one.write_text(cheetah(option='iterations="7" solver="CG"'))
     two.write_text(cheetah(option='iterations="9" solver="PGS"'))
@@ -290,7 +290,7 @@ def test_files_that_disagree_are_one_line_until_the_task_decides(tmp_path: Path)
     assert scene.model.opt.solver == mujoco.mjtSolver.mjSOL_NEWTON
 
 
-def test_what_the_task_sets_holds_against_the_file():
+def test_task_options_override_the_file():
     option = 'integrator="RK4" impratio="10" gravity="0 0 -1" cone="elliptic"'
     xml = cheetah(option=option, flags='<flag gravity="disable"/>')
     scene = Scene(physics_hz=100, integrator="euler", impratio=1.0, gravity=9.81, cone="pyramidal")
@@ -304,9 +304,9 @@ def test_what_the_task_sets_holds_against_the_file():
     assert scene.model.opt.iterations == 3
 
 
-def test_mistakes_in_options_are_one_line():
+def test_invalid_options_are_rejected():
     scene = Scene(physics_hz=100)
-    with pytest.raises(TaskError, match=r"scene\.option has no 'iteration'\. Did you mean 'iterations'\?"):
+    with pytest.raises(TaskError, match=r"^scene\.option .* mean 'iterations'"):
         scene.option.iteration = 3
     with pytest.raises(TaskError, match=r"task\.physics_hz"):
         scene.option.timestep = 0.01

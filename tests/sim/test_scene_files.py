@@ -1,4 +1,4 @@
-"""Users' robot files: they load unchanged and move as in plain MuJoCo."""
+"""Tests of users' robot files: they load unchanged and move as in plain MuJoCo."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILES = (
     *("inverted_pendulum", "point", "pusher_v5", "reacher", "swimmer", "walker2d_v5"),
 )
 
-# An arm, a cup that stands freely, a drawer behind it, and a chain on a ball joint: several bodies of every kind.
+# An arm, a free cup, a drawer behind it, and a chain on a ball joint: several bodies of every kind.
 KITCHEN = """
 <mujoco>
   <worldbody>
@@ -79,7 +79,7 @@ def kitchen() -> Scene:
 
 @pytest.mark.filterwarnings("ignore:compiler attribute 'settotalmass':UserWarning")
 @pytest.mark.parametrize("name", FILES)
-def test_files_of_gymnasium_move_as_mujoco_alone_moves_them(name):
+def test_gymnasium_files_move_as_in_plain_mujoco(name):
     file = GYMNASIUM / f"{name}.xml"
     if not file.is_file():
         pytest.skip("needs gymnasium")
@@ -105,24 +105,24 @@ def test_files_of_gymnasium_move_as_mujoco_alone_moves_them(name):
     sim.close()
 
 
-def test_a_solver_that_mjwarp_lacks_is_replaced_and_a_line_says_so(caplog):
+def test_unsupported_solver_is_replaced_with_a_warning(caplog):
     scene = scene_with(100, arm=ARM)
     scene.option.solver = mujoco.mjtSolver.mjSOL_PGS
     with caplog.at_level(logging.WARNING, "gpusim_rl"):
         sim: Any = make("mjwarp", scene, 2)
     [line] = [record.message for record in caplog.records if "PGS" in record.message]
-    assert line.startswith("sim=mjwarp has no PGS solver")
+    assert line.startswith("sim=mjwarp")
     assert sim._model.opt.solver == mujoco.mjtSolver.mjSOL_NEWTON
     assert scene.model.opt.solver == mujoco.mjtSolver.mjSOL_PGS
 
 
-def test_free_bodies_behind_the_first_are_articulations_of_their_own(backend):
+def test_additional_free_bodies_are_separate_articulations(backend):
     scene = kitchen()
     assert scene.articulation_names == ["kitchen", "kitchen/cup", "other"]
     sim = make(backend, scene, 3)
     kitchen_, cup, other = (sim.articulation(name) for name in scene.articulation_names)
     assert kitchen_.body_names == ["arm", "hand", "drawer", "chain", "end", "post"]
-    assert kitchen_.joint_names == ["shoulder", "elbow", "drawer", "end"]  # a ball's position is not one number
+    assert kitchen_.joint_names == ["shoulder", "elbow", "drawer", "end"]  # ball joints are not listed
     assert (cup.body_names, cup.joint_names, cup.actuator_names) == (["cup", "lid"], ["lid"], ["lid"])
     assert kitchen_.actuator_names == ["elbow", "end"]
     assert cup.default_root_pos.tolist() == [1.0, 0.0, 0.25]
@@ -130,11 +130,11 @@ def test_free_bodies_behind_the_first_are_articulations_of_their_own(backend):
     assert find_elements(scene, "body_mass", "kitchen/cup", None)[1] == ["cup", "lid"]
     assert "cup" not in find_elements(scene, "body_mass", "kitchen", None)[1]
     assert find_elements(scene, "geom_friction", "ground", None)[1] == ["ground", "ground"]  # floor and table
-    with pytest.raises(TaskError, match="'kitchen' has a fixed base"):
+    with pytest.raises(TaskError, match="fixed base"):
         kitchen_.set_state(everywhere(sim), root_pos=torch.zeros(3, 3))
 
 
-def test_the_state_of_joints_that_are_not_one_run_is_written_and_read(backend):
+def test_state_of_non_contiguous_joints_is_written_and_read(backend):
     sim = make(backend, kitchen(), 3)
     room, cup = sim.articulation("kitchen"), sim.articulation("kitchen/cup")
     ends, poses = room.bodies(["end", "hand"]), cup.bodies(["lid"])
@@ -169,7 +169,7 @@ def test_the_state_of_joints_that_are_not_one_run_is_written_and_read(backend):
     assert not sim.diverged.any()
 
 
-def test_fixtures_and_several_robots_stand_where_they_are_put():
+def test_fixtures_and_robots_stand_at_their_pose():
     scene = Scene(physics_hz=100)
     table = '<mujoco><worldbody><geom name="top" type="box" size="1 1 0.1" pos="0 0 1"/></worldbody></mujoco>'
     scene.add("table", mujoco.MjSpec.from_string(table), pos=(0.0, 0.0, -1.0))
@@ -177,7 +177,7 @@ def test_fixtures_and_several_robots_stand_where_they_are_put():
     scene.add("rock", mujoco.MjSpec.from_string(rock), pos=(1.0, 0.0, 0.5))
     for side in (-1.0, 1.0):
         scene.add(f"arm{side:+.0f}", mujoco.MjSpec.from_string(ARM), pos=(0.0, side, 0.0), quat=(0.0, 0.0, 0.0, 1.0))
-    assert scene.articulation_names == ["rock", "arm-1", "arm+1"]  # geoms of the world are no articulation
+    assert scene.articulation_names == ["rock", "arm-1", "arm+1"]  # world geoms are not an articulation
     sim = make("mujoco", scene, 2)
     rock_, arm = sim.articulation("rock"), sim.articulation("arm+1")
     assert rock_.joint_names == [] and rock_.root_pos[0].tolist() == [1.0, 0.0, 0.5]
@@ -189,7 +189,7 @@ def test_fixtures_and_several_robots_stand_where_they_are_put():
     with pytest.raises(TaskError, match=r"add\('table'\): .* already"):
         scene.add("table", mujoco.MjSpec.from_string(rock))
     still = scene_with(100, rock=rock)
-    with pytest.raises(TaskError, match="the scene has no joints: nothing in it can move"):
+    with pytest.raises(TaskError, match="no joints"):
         make("mujoco", still, 1)
 
 
@@ -200,7 +200,7 @@ def height(scene: Scene, x: float, y: float) -> float:
     return 9.0 - mujoco.mj_ray(scene.model, data, point, down, None, 1, -1, geom)
 
 
-def test_a_height_field_has_the_heights_of_the_array():
+def test_height_field_has_the_arrays_heights():
     heights = np.array([[0.0, 0.1], [0.2, -0.3], [0.4, 0.5]])
     scene = Scene(physics_hz=100)
     scene.add_heightfield(heights, (2.0, 1.0), pos=(1.0, 0.0, 0.2))
@@ -211,7 +211,7 @@ def test_a_height_field_has_the_heights_of_the_array():
     assert scene.model.nhfield == 2
 
 
-def test_a_picture_is_ground(tmp_path):
+def test_picture_becomes_a_height_field(tmp_path):
     Image.fromarray(np.array([[255, 0, 0], [0, 0, 102]], dtype=np.uint8)).save(tmp_path / "hill.png")
     scene = Scene(physics_hz=100)
     scene.add_heightfield(tmp_path / "hill.png", (2.0, 1.0), height=0.5)
@@ -230,13 +230,13 @@ def test_a_picture_is_ground(tmp_path):
         ("nowhere.png", (1, 1), {"height": 1.0}, "cannot read nowhere.png"),
     ],
 )
-def test_what_is_no_ground_is_one_line(heights, size, more, word):
+def test_invalid_height_field_is_rejected_in_one_line(heights, size, more, word):
     with pytest.raises(TaskError, match=f"^Scene.add_heightfield: .*{word}") as error:
         Scene(100).add_heightfield(heights, size, **more)
     assert "\n" not in str(error.value)
 
 
-# Everything that a keyframe can move: a free body behind another one, several joints on one body, joints with a `ref`,
+# Everything that a keyframe can move: a free body after another one, several joints on one body, joints with a `ref`,
 # off-centre axes and frames, a ball joint, and ties between joints and between tendons.
 POSES = """
 <mujoco>
@@ -268,13 +268,13 @@ POSES = """
 """
 
 
-def test_a_keyframe_becomes_the_reference_pose_and_positions_keep_their_meaning():
+def test_keyframe_becomes_the_reference_pose():
     alone = mujoco.MjModel.from_xml_string(POSES)
     scene = Scene(physics_hz=100)
     scene.add("poses", mujoco.MjSpec.from_string(POSES), keyframe="home")
     model, key = scene.model, alone.key("home").qpos
     np.testing.assert_allclose(model.qpos0[:12], key[:12], atol=1e-12)
-    np.testing.assert_allclose(model.qpos0[12:], [1, 0, 0, 0])  # a ball's rotation counts from the keyframe
+    np.testing.assert_allclose(model.qpos0[12:], [1, 0, 0, 0])  # ball rotations are relative to the keyframe
     random = np.random.default_rng(0)
     for trial in range(5):
         theirs, ours = mujoco.MjData(alone), mujoco.MjData(model)
@@ -292,7 +292,7 @@ def test_a_keyframe_becomes_the_reference_pose_and_positions_keep_their_meaning(
         )
 
 
-def test_worlds_begin_in_the_keyframe(backend):
+def test_worlds_start_in_the_keyframe(backend):
     scene = Scene(physics_hz=100)
     key = '<keyframe><key name="bent" qpos="0.4 -0.7"/></keyframe>'
     scene.add("arm", mujoco.MjSpec.from_string(ARM.replace("</mujoco>", f"{key}</mujoco>")), keyframe="bent")
@@ -322,12 +322,12 @@ TIED = """
         (TIED, "home", "keyframe 'home' breaks the tie of 'a' and 'b'", ""),
     ],
 )
-def test_a_keyframe_that_does_not_fit_is_rejected(xml, keyframe, problem, hint):
+def test_unsuitable_keyframe_is_rejected(xml, keyframe, problem, hint):
     with raises(TaskError, key="Scene.add('it')", problem=problem, hint=hint):
         Scene(100).add("it", mujoco.MjSpec.from_string(xml), keyframe=keyframe)
 
 
-def test_a_urdf_arm_has_what_its_file_says():
+def test_urdf_arm_has_the_files_joints_and_limits():
     scene = scene_with(200, arm=ROBOTS / "arm.urdf")
     model = scene.model
     arm = make("mujoco", scene, 1).articulation("arm")
@@ -344,7 +344,7 @@ def test_a_urdf_arm_has_what_its_file_says():
         scene.velocity_limits("leg")
 
 
-def test_a_finger_that_mimics_follows(backend):
+def test_mimic_finger_follows_its_joint(backend):
     scene = Scene(physics_hz=500, integrator="implicitfast")
     scene.add("arm", ROBOTS / "arm.urdf")
     scene.add_actuators("arm", "left_finger", kind="position", stiffness=200.0, damping=5.0)
@@ -356,7 +356,7 @@ def test_a_finger_that_mimics_follows(backend):
     assert left == pytest.approx(0.03, abs=1e-3) and right == pytest.approx(left, abs=5e-4)
 
 
-def test_a_urdf_robot_stands_fixed_or_free():
+def test_urdf_base_can_be_fixed_or_free():
     for fixed, free in ((None, False), (True, False), (False, True)):
         scene = Scene(physics_hz=200)
         scene.add("dog", ROBOTS / "quadruped.urdf", pos=(0, 0, 0.45), fixed_base=fixed)
@@ -388,7 +388,7 @@ FACES = ((0, 2, 1), (0, 1, 3), (0, 3, 2), (1, 2, 3))
 
 @pytest.fixture
 def package(tmp_path) -> Path:
-    """A ROS package with a tetrahedron as STL and as OBJ, both of the same name."""
+    """ROS package with a tetrahedron as STL and as OBJ under the same name."""
     root = tmp_path / "ws" / "my_robot"
     for folder in ("visual", "collision", "urdf"):
         (root / folder).mkdir(parents=True)
@@ -401,7 +401,7 @@ def package(tmp_path) -> Path:
 
 
 def sizes(scene: Scene) -> list[float]:
-    """Shorter edges of each tetrahedron of the scene [m]; compiled meshes are turned."""
+    """Return the length of the short edges of the scene's tetrahedra [m]; compiled meshes are rotated."""
     model = scene.model
     spans = zip(model.mesh_vertadr, model.mesh_vertnum, strict=True)
     vertices = (model.mesh_vert[first : first + number] for first, number in spans)
@@ -409,7 +409,7 @@ def sizes(scene: Scene) -> list[float]:
 
 
 @pytest.mark.parametrize("names", ["meshdir", "named"])
-def test_meshes_are_found(package, names):
+def test_meshes_are_found_by_meshdir_and_package(package, names):
     prefix = "package://other_name/" if names == "named" else ""
     text = MESHES.format(stl=f"{prefix}collision/base.stl", obj=f"{prefix}visual/base.obj")
     if names == "meshdir":
@@ -427,7 +427,7 @@ QUIET = ("package://my_robot//", "model://my_robot/", "file:{}/", "file://{}/", 
 
 
 @pytest.mark.parametrize("prefix", NOTED + QUIET)
-def test_meshes_are_found_by_the_end_of_their_path(package, caplog, prefix):
+def test_meshes_are_found_by_path_suffix(package, caplog, prefix):
     place = prefix.format(package)
     text = MESHES.format(stl=f"{place}collision/base.stl", obj=f"{place}visual/base.obj")
     (package / "urdf" / "r.urdf").write_text(text)
@@ -438,7 +438,7 @@ def test_meshes_are_found_by_the_end_of_their_path(package, caplog, prefix):
 
 
 @pytest.mark.parametrize("name", ["my_robot.urdf", "my_robot.xml", "collision/base.stl"])
-def test_a_pointer_of_git_lfs_is_one_line(package, name):
+def test_git_lfs_pointer_is_reported(package, name):
     (package / "my_robot.urdf").write_text(MESHES.format(stl="collision/base.stl", obj="visual/base.obj"))
     (package / "my_robot.xml").write_text(MJCF_MESH.format(file="base.stl"))
     (package / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000000\n")
@@ -456,14 +456,14 @@ MJCF_MESH = """
 """
 
 
-def test_mjcf_that_strips_the_paths_of_its_meshes(package):
+def test_strippath_of_mjcf_is_respected(package):
     text = MJCF_MESH.format(file="C:\\cad\\parts/base.stl").replace("<compiler", '<compiler strippath="true"')
     (package / "r.xml").write_text(text)
     scene = scene_with(100, robot=package / "r.xml")
     assert sizes(scene) == pytest.approx([0.2], rel=1e-5)
 
 
-def test_a_missing_mesh_of_mjcf_is_a_line_that_names_file_body_and_folder(package):
+def test_missing_mjcf_mesh_names_file_body_and_folder(package):
     (package / "r.xml").write_text(MJCF_MESH.format(file="bas.stl"))
     with pytest.raises(TaskError) as error:
         Scene(100).add("robot", package / "r.xml")
@@ -471,7 +471,7 @@ def test_a_missing_mesh_of_mjcf_is_a_line_that_names_file_body_and_folder(packag
     assert [word for word in words if word not in str(error.value)] == [] and "\n" not in str(error.value)
 
 
-def test_an_mjcf_whose_attached_model_has_a_mesh_folder_of_its_own(package):
+def test_attached_model_keeps_its_meshdir(package):
     (package / "r.xml").write_text(MJCF_MESH.format(file="base.stl"))
     (package / "urdf" / "all.xml").write_text(
         '<mujoco><asset><model name="r" file="../r.xml"/></asset><worldbody><body name="b"><geom size="1"/>'
@@ -481,17 +481,17 @@ def test_an_mjcf_whose_attached_model_has_a_mesh_folder_of_its_own(package):
     assert sizes(scene) == pytest.approx([0.2], rel=1e-5)
 
 
-def test_collada_without_its_reader_is_one_line(package, monkeypatch, caplog):
+def test_collada_without_pycollada_is_reported(package, monkeypatch, caplog):
     pytest.importorskip("trimesh")  # which imports collada
     monkeypatch.setitem(sys.modules, "collada", None)
     (package / "visual" / "base.dae").touch()
     text = MESHES.format(stl="../collision/base.stl", obj="../visual/base.dae")
     (package / "urdf" / "r.urdf").write_text(text)
     scene = Scene(100)
-    scene.add("robot", package / "urdf" / "r.urdf")  # only looks are lost
+    scene.add("robot", package / "urdf" / "r.urdf")  # only the visual is dropped
     assert scene.model.ngeom == 1 and "link 'base'" in caplog.text and "pip install 'gpusim-rl[robots]'" in caplog.text
     (package / "urdf" / "r.urdf").write_text(text.replace("collision", "visual").replace("base.stl", "base.obj"))
-    with pytest.raises(TaskError, match=r"link 'base'.*base\.dae: collada is missing"):
+    with pytest.raises(TaskError, match=r"link 'base'.*base\.dae: collada"):
         Scene(100).add("robot", package / "urdf" / "r.urdf")
 
 
@@ -505,10 +505,10 @@ def test_collada_without_its_reader_is_one_line(package, monkeypatch, caplog):
         (("x", "x"), {"my_robot": "/nowhere"}, r"/nowhere/collision/base.stl\. .*packages=\{'my_robot': "),
         (("base.stl", "bas.stl"), None, r"'package://my_robot/collision/bas.stl'; .*/my_robot/coll"),
         (("<joint", "<xacro:joint"), None, "xacro r.urdf > robot.urdf"),
-        (("</robot>", ""), None, r"cannot load \S*r.urdf: XML: no element found"),
+        (("</robot>", ""), None, r"r\.urdf: XML: "),
     ],
 )
-def test_a_urdf_that_cannot_be_read_is_one_line(package, change, packages, line):
+def test_unreadable_urdf_is_rejected_in_one_line(package, change, packages, line):
     text = MESHES.format(stl="package://my_robot/collision/base.stl", obj="package://my_robot/visual/base.obj")
     (package / "urdf" / "r.urdf").write_text(text.replace(*change))
     with pytest.raises(TaskError, match=line) as error:
@@ -521,11 +521,11 @@ def test_a_urdf_that_cannot_be_read_is_one_line(package, change, packages, line)
     [
         (BALL, {"packages": {"a": "b"}}, "packages .*URDF"),
         (ARM.replace('<body name="base" pos="0 0 1">', '<body name="base"><joint name="yaw"/>'), {"fixed_base": False},
-         r"fixed_base=False: the base 'base' moves by \['yaw'\]"),
+         r"fixed_base=False: .*'base'.* \['yaw'\]"),
         ("<mujoco/>", {"fixed_base": True}, "fixed_base .*body"),
     ],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_the_file_are_rejected(xml, arguments, words):
+def test_arguments_unsuitable_for_the_file_are_rejected(xml, arguments, words):
     with pytest.raises(TaskError, match=rf"^Scene.add\('it'\): {words}"):
         Scene(100).add("it", mujoco.MjSpec.from_string(xml), **arguments)
 
@@ -534,7 +534,7 @@ GOOD = '<inertial><mass value="1"/><inertia ixx="1" ixy="0" ixz="0" iyy="1" iyz=
 BOX = '<geometry><box size="0.1 0.1 0.1"/></geometry>'
 MESH = '<geometry><mesh filename="{}"/></geometry>'
 LOOK = f"<collision>{MESH}</collision>"
-LONG_NAMES = ("a" * 300 + ".stl", "a/" * 400 + "b.stl", f"package://a/{'a' * 300}.stl")  # no file can have them
+LONG_NAMES = ("a" * 300 + ".stl", "a/" * 400 + "b.stl", f"package://a/{'a' * 300}.stl")  # too long for a file
 SECOND = '</joint><joint name="k" type="{}"><parent link="{}"/><child link="{}"/>'
 COLOURED = BOX + '<material name="m">{}</material>'
 COLOURS = ['<color rgba=""/>', '<color rgba="1 0 0"/>', '<color rgba="red"/>', '<color rgb="1 0 0"/>']
@@ -545,7 +545,7 @@ ONE_JOINT = (
 
 
 def add_urdf(folder: Path, arm: str, joint: str = "", kind: str = "continuous", **arguments) -> Scene:
-    """Returns a scene with a robot of one joint, whose second link and joint have these elements."""
+    """Return a scene with a robot of one joint, whose second link and joint have these elements."""
     (folder / "r.urdf").write_text(ONE_JOINT.format(arm, kind, joint))
     scene = Scene(100)
     scene.add("r", folder / "r.urdf", **arguments)
@@ -578,9 +578,7 @@ def moments(*diagonal: float, mass: float = 1.0) -> str:
         (moments(1e-8, 1e-8, 1e-8, mass=1e-3), 1e-3, [1e-8] * 3, ""),
     ],
 )
-def test_a_link_that_is_not_physical_gets_mass_and_inertia_and_a_line_names_it(
-    tmp_path, caplog, inertial, mass, inertia, word
-):
+def test_unphysical_link_gets_valid_inertia_and_a_warning(tmp_path, caplog, inertial, mass, inertia, word):
     body = add_urdf(tmp_path, inertial).model.body("r/arm")
     assert body.mass[0] == pytest.approx(mass)
     assert sorted(body.inertia) == pytest.approx(inertia, rel=1e-6)
@@ -594,7 +592,7 @@ CUBE = '<collision><geometry><box size="{0} {0} {0}"/></geometry></collision>'
 @pytest.mark.parametrize(
     ("root", "fixed", "mass"), [("", GOOD, 1.0), ("", "", 2000.0), (moments(1, 1, 1, mass=3), GOOD, 4.0)]
 )
-def test_a_link_without_inertial_weighs_nothing_where_a_link_fixed_to_it_has_a_mass(tmp_path, root, fixed, mass):
+def test_link_without_inertial_is_massless_next_to_a_fixed_mass(tmp_path, root, fixed, mass):
     (tmp_path / "r.urdf").write_text(
         f'<robot name="r"><link name="base">{root}{CUBE.format(1)}</link><link name="base_inertia">{fixed}'
         f'{CUBE.format(1)}</link><joint name="j" type="fixed"><parent link="base"/><child link="base_inertia"/></joint>'
@@ -605,7 +603,7 @@ def test_a_link_without_inertial_weighs_nothing_where_a_link_fixed_to_it_has_a_m
     assert scene.model.body_subtreemass[1] == pytest.approx(mass, abs=1e-5)
 
 
-def test_links_that_overlap_in_the_reference_pose_do_not_collide(tmp_path, caplog):
+def test_links_overlapping_in_the_reference_pose_do_not_collide(tmp_path, caplog):
     links = [("a", 0.0, 0.2), ("b", 0.1, 0.02), ("c", 0.05, 0.2), ("d", 0.3, 0.2)]
     text = "".join(f'<link name="{name}">{GOOD}{CUBE.format(size)}</link>' for name, _, size in links)
     for (parent, *_), (child, x, _) in itertools.pairwise(links):
@@ -620,7 +618,7 @@ def test_links_that_overlap_in_the_reference_pose_do_not_collide(tmp_path, caplo
     data = mujoco.MjData(scene.model)
     mujoco.mj_forward(scene.model, data)
     assert data.ncon == 0
-    data.qpos[-2] = np.pi  # d turns round to a
+    data.qpos[-2] = np.pi  # rotate d onto a
     mujoco.mj_forward(scene.model, data)
     pairs = {frozenset(scene.model.geom_bodyid[contact.geom].tolist()) for contact in data.contact}
     assert pairs == {frozenset((1, 4))}
@@ -646,7 +644,7 @@ def test_links_that_overlap_in_the_reference_pose_do_not_collide(tmp_path, caplo
         (GOOD, "<sensor:ray/><gazebo><mesh/></gazebo>"),
     ],
 )
-def test_sloppy_files_that_others_open_are_read(tmp_path, arm, joint):
+def test_sloppy_urdf_is_read(tmp_path, arm, joint):
     model = add_urdf(tmp_path, arm, joint).model
     assert model.njnt == 1 and model.body_mass[2] == 1
     if "WHERE" in joint:
@@ -663,7 +661,7 @@ def test_sloppy_files_that_others_open_are_read(tmp_path, arm, joint):
     + [("utf-8", "utf-8-sig", "Schlüssel"), ("gbk", "latin-1", "Schlüssel"), ("klingon", "utf-8", "肩")]
     + [("punycode", "gbk", "肩"), ("shift_jis", "gbk", "肩")],
 )
-def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, declared, name, encoding):
+def test_wrongly_declared_encoding_is_read(tmp_path, declared, name, encoding):
     text = f'<?xml version="1.0" encoding="{declared}"?><!-- first -->' + ONE_JOINT.format(GOOD, "continuous", "")
     (tmp_path / "r.urdf").write_bytes((text.replace('"arm"', f'"{name}"') + "\n").encode(encoding))
     scene = scene_with(100, r=tmp_path / "r.urdf")
@@ -676,10 +674,10 @@ def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, decl
 @pytest.mark.parametrize(
     ("arm", "joint", "line"),
     [
-        (GOOD, '<origin xyz="1 2"/>', r"joint 'j': xyz of <origin>: expected 3 numbers, got '1 2'"),
+        (GOOD, '<origin xyz="1 2"/>', "joint 'j': xyz .*got '1 2'"),
         (GOOD, '<origin xyz="a b c"/>', "expected 3 numbers"),
         (GOOD, '<origin xyz="1e999 0 0"/>', "expected 3 numbers"),
-        (moments(1, 1, 1).replace('ixx="1"', 'ixx="nan"'), "", r"link 'arm': ixx of <inertia>"),
+        (moments(1, 1, 1).replace('ixx="1"', 'ixx="nan"'), "", "link 'arm': ixx"),
         ("<a>" * 5000 + "</a>" * 5000, "", "nested 201 deep"),
         (GOOD + "</link><link name='c'>", SECOND.format("screw", "arm", "c"), "joint 'k'"),
         (GOOD, SECOND.format("fixed", "arm", "no"), "joint 'k'"),
@@ -692,12 +690,12 @@ def test_a_robot_in_another_encoding_than_its_prolog_says_is_read(tmp_path, decl
             "",
             r"r\.urdf.*free joint.*'b'",
         ),
-        (f"{GOOD}<collision>{MESH.format('a.stl')}</collision>", "", "link 'arm': no mesh 'a.stl'"),
-        (f"{GOOD}<visual>{MESH.format('a.stl')}</visual>", "", "link 'arm': no mesh 'a.stl'"),
+        (f"{GOOD}<collision>{MESH.format('a.stl')}</collision>", "", "link 'arm': .*'a.stl'"),
+        (f"{GOOD}<visual>{MESH.format('a.stl')}</visual>", "", "link 'arm': .*'a.stl'"),
         *((LOOK.format(name), "", "no mesh") for name in LONG_NAMES),
     ],
 )
-def test_a_urdf_that_nobody_can_read_is_one_line(tmp_path, arm, joint, line):
+def test_invalid_urdf_is_rejected_in_one_line(tmp_path, arm, joint, line):
     with pytest.raises(TaskError, match=line) as error:
         add_urdf(tmp_path, arm, joint)
     assert "\n" not in str(error.value) and "r.urdf" in str(error.value)
@@ -721,7 +719,7 @@ TILE = "v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nf 1 2 3\nf 1 3 4\n"
         ("broken.dae", "<COLLADA", ""),
     ],
 )  # fmt: skip
-def test_a_mesh_that_is_flat_tiny_or_broken(tmp_path, kind, name, content, kept):
+def test_degenerate_mesh_is_kept_or_reported(tmp_path, kind, name, content, kept):
     (tmp_path / name).write_text(content)
     mesh = f"<{kind}>{MESH.format(name)}</{kind}>"
     arm = GOOD + mesh + (f"<collision>{BOX}</collision>" if kind == "visual" else "")
@@ -734,20 +732,20 @@ def test_a_mesh_that_is_flat_tiny_or_broken(tmp_path, kind, name, content, kept)
         assert kind == "visual" or scene.model.ngeom == 1
 
 
-def test_nodes_that_share_a_mesh_take_bounded_memory(tmp_path):
-    """A small glTF file may draw one mesh ten thousand times."""
+def test_shared_mesh_nodes_take_bounded_memory(tmp_path):
+    """A small glTF file may instance one mesh ten thousand times."""
     trimesh = pytest.importorskip("trimesh")
     scene, ball = trimesh.Scene(), trimesh.creation.icosphere(5)
     scene.add_geometry(ball, geom_name="one")
     for i in range(500):
         scene.graph.update(f"n{i}", geometry="one")
     (tmp_path / "many.glb").write_bytes(scene.export(file_type="glb"))
-    with pytest.raises(TaskError, match=r"many\.glb: cannot read the mesh: .*at most"):
+    with pytest.raises(TaskError, match=r"many\.glb: .*at most"):
         add_urdf(tmp_path, f"{GOOD}<collision>{MESH.format('many.glb')}</collision>")
 
 
 @pytest.mark.parametrize("end", ["ply", "glb", "gltf", "dae", "stl"])
-def test_meshes_of_other_formats_are_read_by_trimesh(tmp_path, end):
+def test_trimesh_reads_other_mesh_formats(tmp_path, end):
     trimesh = pytest.importorskip("trimesh")
     mesh = trimesh.creation.box((0.2, 0.4, 0.6))
     if end == "gltf":
@@ -767,7 +765,7 @@ def test_meshes_of_other_formats_are_read_by_trimesh(tmp_path, end):
         assert sorted(2 * model.geom_aabb[geom, 3:]) == pytest.approx([0.2, 0.4, 0.6], rel=1e-5)
 
 
-def test_a_missing_visual_is_left_out_where_a_collision_shape_is(tmp_path, caplog):
+def test_missing_visual_mesh_is_dropped_with_a_warning(tmp_path, caplog):
     mesh = f"<visual>{MESH.format('package://looks/a.stl')}</visual>"
     model = add_urdf(tmp_path, f"{GOOD}{mesh}<collision>{BOX}</collision>").model
     assert model.ngeom == 1
@@ -776,7 +774,7 @@ def test_a_missing_visual_is_left_out_where_a_collision_shape_is(tmp_path, caplo
 
 
 @pytest.mark.parametrize("group", [1, 2])
-def test_collision_shapes_behind_visual_ones_are_not_drawn(tmp_path, group):
+def test_collision_shapes_with_visuals_are_hidden(tmp_path, group):
     model = add_urdf(tmp_path, f"{GOOD}<visual>{BOX}</visual><collision>{BOX}</collision>").model
     assert model.geom_group.tolist() == [1, 3] and model.geom_contype.tolist() == [0, 1]
     assert add_urdf(tmp_path, f"{GOOD}<collision>{BOX}</collision>").model.geom_group.tolist() == [0]
@@ -788,10 +786,10 @@ def test_collision_shapes_behind_visual_ones_are_not_drawn(tmp_path, group):
     scene = Scene(100)
     eye = f'<geom size="0.1" contype="0" conaffinity="0" group="{group}"/>'
     scene.add("r", mujoco.MjSpec.from_string(xml.format("", eye)))
-    assert scene.model.geom_group.tolist() == [0, group, 0]  # a detail
+    assert scene.model.geom_group.tolist() == [0, group, 0]  # a small visual hides no collision shape
 
 
-def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog, monkeypatch):
+def test_mujoco_warning_is_logged_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("gpusim_rl.sim.robot_file._logged", set())
     for _ in range(2):
         add_urdf(tmp_path, GOOD, '<mimic joint="nobody_knows"/>')
@@ -818,12 +816,12 @@ def test_what_mujoco_warns_of_while_it_loads_is_one_line(tmp_path, caplog, monke
         ('<mujoco><compiler meshdir="sub"/><worldbody><flexcomp name="f" type="mesh" file="pipe"/></worldbody>'
          "</mujoco>", "pipe"),
         ('<!DOCTYPE a [<!ENTITY a "a">]><mujoco model="&a;"/>', "entity"),
-        # Each of these sizes is one that MuJoCo allocates without a limit of its own.
+        # MuJoCo allocates these sizes without a limit.
         ('<mujoco><asset><mesh name="m" builtin="plate" params="20000 20000"/></asset></mujoco>', "256 MB"),
         ('<mujoco><asset><hfield name="h" size="1 1 1 1" nrow="90000" ncol="90000"/></asset></mujoco>', "hfield"),
     ],
 )  # fmt: skip
-def test_a_strangers_mjcf_takes_neither_memory_nor_time(tmp_path, monkeypatch, xml, word):
+def test_hostile_mjcf_is_rejected_quickly(tmp_path, monkeypatch, xml, word):
     monkeypatch.setattr(budgets, "ROBOT_BYTES", 256 << 20)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.xml").write_text('<mujoco><include file="pipe"/></mujoco>')
@@ -862,8 +860,8 @@ for name in sys.argv[1:]:
 """
 
 
-def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, command):
-    """In a process of its own: one that has freed gigabytes has room for more without asking the system."""
+def test_mujoco_allocations_for_hostile_mjcf_are_bounded(tmp_path, command):
+    """A subprocess is needed: this process may have freed gigabytes that it can reuse without asking the system."""
     body = '<worldbody><body><joint name="j"/><geom name="g" size="0.1"/></body></worldbody>'
     for name, xml in ALLOCATED.items():
         (tmp_path / f"{name}.xml").write_text(f"<mujoco>{xml.format(*range(40))}{body}</mujoco>")
@@ -884,7 +882,7 @@ def test_what_a_strangers_mjcf_makes_mujoco_allocate_is_bounded(tmp_path, comman
     ],
     ids=["comments", "default", "elements", "name"],
 )
-def test_a_strangers_urdf_takes_no_time(tmp_path, inner, word):
+def test_hostile_urdf_is_rejected_quickly(tmp_path, inner, word):
     (tmp_path / "r.urdf").write_text(f'<robot name="r">{inner}</robot>')
     with pytest.raises(TaskError, match=word) as error:
         Scene(100).add("r", tmp_path / "r.urdf")
@@ -901,14 +899,14 @@ def test_a_strangers_urdf_takes_no_time(tmp_path, inner, word):
     ],
     ids=["include", "mesh", "texture", "folder"],
 )
-def test_a_name_that_no_file_can_have_is_one_line(tmp_path, xml):
+def test_overlong_file_name_is_rejected(tmp_path, xml):
     (tmp_path / "m.xml").write_text(f"<mujoco>{xml.format('a' * 300)}</mujoco>")
     with pytest.raises(TaskError, match=r"m\.xml"):
         Scene(100).add("r", tmp_path / "m.xml")
 
 
-def test_threads_that_read_robots_leave_no_limit_of_memory(monkeypatch):
-    """The second one comes while the first one reads, and goes after it."""
+def test_concurrent_reads_restore_the_memory_limit(monkeypatch):
+    """The second thread starts while the first one reads, and ends after it."""
     before, second, leave = resource.getrlimit(resource.RLIMIT_DATA), Event(), Event()
     ball, read = mujoco.MjSpec.from_string(BALL), scene_module.read_robot
 
@@ -929,7 +927,7 @@ def test_threads_that_read_robots_leave_no_limit_of_memory(monkeypatch):
     assert second.is_set() and resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-def test_a_pipe_is_no_robot(tmp_path):
+def test_named_pipe_is_rejected(tmp_path):
     os.mkfifo(tmp_path / "r.urdf")
     with pytest.raises(TaskError, match="regular file"):
         Scene(100).add("r", tmp_path / "r.urdf")

@@ -1,4 +1,4 @@
-"""Sensors and sites: what they read, when, and that reading changes nothing."""
+"""Tests of sensors, sites and ray casters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from gpusim_rl.env.math import quat_from_axis_angle
 from gpusim_rl.env.ray_sensors import grid, lidar
 from gpusim_rl.errors import TaskError
 from gpusim_rl.sim import Scene, Sim
+from helpers.raised import message, raises
 from helpers.scenes import FEET, advance, ant_scene, everywhere, make, only, randomize_ants, scene_with
 
-# A box on the ground with an IMU that is not in its middle, a rangefinder that looks down, and a touch sensor.
+# A box on the ground with an off-centre IMU, a rangefinder that looks down, and a touch sensor.
 BOX = """
 <mujoco>
   <worldbody>
@@ -53,7 +54,7 @@ def assert_close(value: torch.Tensor, expected: list[float] | float, atol: float
     torch.testing.assert_close(value, torch.tensor(expected).expand_as(value), atol=atol, rtol=0)
 
 
-def test_a_contact_sensor_counts_and_weighs_what_touches_the_ground(backend):
+def test_contact_sensor_reports_count_and_force(backend):
     scene = box_scene()
     scene.add_sensor("box", "ground", "contact", geom="box", against="ground")
     scene.add_sensor("box", "itself", "contact", body="box", against="self")
@@ -73,12 +74,12 @@ def test_a_contact_sensor_counts_and_weighs_what_touches_the_ground(backend):
         {"kind": "gyro", "site": "imu", "against": "self"},
     ],
 )
-def test_only_a_contact_sensor_has_another_side(of):
-    with pytest.raises(TaskError, match="a contact sensor needs"):
+def test_incomplete_contact_sensor_is_rejected(of):
+    with raises(TaskError, key="Scene.add_sensor('box', 'new')"):
         box_scene().add_sensor("box", "new", **of)
 
 
-def test_sensors_of_a_box_at_rest(backend):
+def test_sensor_readings_of_a_box_at_rest(backend):
     sim = make(backend, box_scene(), 3)
     box = sim.articulation("box")
     gyro, accelerometer, touch = (box.sensor(name) for name in ("gyro", "accelerometer", "touch"))
@@ -93,7 +94,7 @@ def test_sensors_of_a_box_at_rest(backend):
     sim.close()
 
 
-def test_sensors_follow_what_is_written(backend):
+def test_sensors_follow_written_state(backend):
     sim = make(backend, box_scene(), 3)
     box = sim.articulation("box")
     gyro, height, site = box.sensor("gyro"), box.sensor("height"), box.sites(["imu"])
@@ -108,11 +109,11 @@ def test_sensors_follow_what_is_written(backend):
     box.set_state(only(sim, 1), **state)
     sim.refresh()
     assert torch.equal(height.data[[0, 2]], before[[0, 2]])
-    # the site's own axes, and what MuJoCo says of the point
+    # site poses and velocities equal MuJoCo's frame sensors
     for name, value in (("pos", site.pos), ("quat", site.quat), ("lin_vel", site.lin_vel), ("ang_vel", site.ang_vel)):
         torch.testing.assert_close(value[:, 0], box.sensor(f"imu_{name}").data, atol=1e-5, rtol=0)
     torch.testing.assert_close(gyro.data[1].norm(), torch.tensor(14.0).sqrt())
-    # In free fall an accelerometer feels only what turns it about the middle: w x (w x r).
+    # In free fall an accelerometer measures only the centripetal acceleration w x (w x r).
     w, r = site.ang_vel[1, 0], site.pos[1, 0] - box.root_pos[1]
     felt = torch.linalg.cross(w, torch.linalg.cross(w, r)).norm()
     torch.testing.assert_close(accelerometer.data[1].norm(), felt, atol=1e-3, rtol=0)
@@ -143,13 +144,13 @@ def trajectory(backend: str, read: list[str]) -> torch.Tensor:
     return torch.cat(values, dim=1)
 
 
-def test_reading_a_sensor_changes_neither_the_physics_nor_contacts(backend):
+def test_reading_sensors_does_not_change_the_physics(backend):
     expected = trajectory(backend, [])
     for read in (["gyro"], ["gyro", "accelerometer"]):
         assert torch.equal(trajectory(backend, read), expected)
 
 
-def test_a_resumed_simulation_reads_the_same():
+def test_resumed_simulation_has_equal_sensor_readings():
     def begin() -> Sim:
         sim = make("mujoco", box_scene(), 2)
         sim.articulation("box").sensor("accelerometer")
@@ -166,7 +167,7 @@ def test_a_resumed_simulation_reads_the_same():
     assert torch.equal(left, right)
 
 
-def test_a_sensor_that_is_added():
+def test_added_sensors_measure_known_motion():
     scene = box_scene()
     scene.add_sensor("box", "acceleration", "framelinacc", body="box")
     scene.add_sensor("box", "spin", "gyro", body="box")
@@ -182,7 +183,7 @@ def test_a_sensor_that_is_added():
     box.bodies(["box"]).apply_wrench(torch.tensor([[[6.0, 0.0, 0.0]]]))
     acceleration, spin = box.sensor("acceleration"), box.sensor("spin")
     sim.step(1)
-    assert_close(acceleration.data, [3.0, 0.0, 0.0])  # of 2 kg in free fall
+    assert_close(acceleration.data, [3.0, 0.0, 0.0])  # 6 N on 2 kg in free fall
     assert_close(spin.data, [0.0, 0.0, 2.0])
     assert_close(box.sensor("depth").data, box.root_pos[:, 2:].tolist())
     assert_close(box.sensor("up").data, -1.0)
@@ -190,7 +191,7 @@ def test_a_sensor_that_is_added():
     assert_close(box.sensor("velocity").data, box.root_lin_vel.tolist(), atol=1e-5)
 
 
-# A robot with a mast on it that would be in the way, in a room of 4 by 6 m with a step.
+# A robot with a mast that would block the rays, in a room of 4 by 6 m with a step.
 ROBOT = """
 <mujoco>
   <worldbody>
@@ -221,7 +222,7 @@ def room_sim(backend: str) -> Sim:
     return make(backend, scene, 3)
 
 
-def test_rays_meet_what_they_should(backend):
+def test_rays_hit_walls_and_skip_ignored_bodies(backend):
     sim = room_sim(backend)
     robot = sim.articulation("robot")
     base = robot.bodies(["base"])
@@ -233,7 +234,7 @@ def test_rays_meet_what_they_should(backend):
     robot.set_state(everywhere(sim), root_pos=torch.tensor([[0.5, 0.3, 0.9]]).expand(3, 3), root_quat=turned)
     sim.refresh()
 
-    # Along a direction (c, s) the walls are at x = 2, x = -2 and y = 3; to the south there is none.
+    # Along a direction (c, s) the walls are at x = 2, x = -2 and y = 3; there is no south wall.
     angle = yaw[:, None] + torch.arange(36) * (2 * math.pi / 36)
     c, s = angle.cos(), angle.sin()
     inf = torch.tensor(torch.inf)
@@ -250,13 +251,13 @@ def test_rays_meet_what_they_should(backend):
     points = scan.points
     torch.testing.assert_close(points[..., 2], 0.2 * (points[..., 1] > 1.0), atol=1e-3, rtol=0)
     assert points[..., 2].amax() > 0.1 and points[..., 2].amin() < 0.1
-    # The rays of `blind` meet what `ignore` lets the others through: the base, from inside.
+    # Without `ignore`, the rays of `blind` hit the base from inside.
     torch.testing.assert_close(blind.distance, torch.tensor([[0.2, 0.1, 0.2, 0.1]]).expand(3, 4), atol=1e-3, rtol=0)
     sim.close()
 
 
-def test_casting_rays_makes_no_views(monkeypatch):
-    """They are made once, with the rays. Newton's are those of its `MjwarpSim`."""
+def test_casting_rays_creates_no_views(monkeypatch):
+    """The views are created once, with the rays; Newton uses those of its `MjwarpSim`."""
     pytest.importorskip("newton")
     sim = room_sim("newton")
     scan = RayCaster(sim, sim.articulation("robot").bodies(["base"]), lidar(36), ignore=["robot"], max_distance=4.0)
@@ -269,7 +270,7 @@ def test_casting_rays_makes_no_views(monkeypatch):
     assert scan.distance.isfinite().all()
 
 
-def test_patterns():
+def test_grid_and_lidar_patterns():
     origins, directions = grid(0.4, 0.2, 0.2, above=3.0)
     expected = torch.tensor([[x, y, 3.0] for x in (-0.2, 0.0, 0.2) for y in (-0.1, 0.1)])
     torch.testing.assert_close(origins, expected)
@@ -282,24 +283,24 @@ def test_patterns():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "word"),
     [
-        (lambda sim: sim.articulation("box").sensor("giro"), "'box' has no sensor 'giro'. Did you mean 'gyro'?"),
-        (lambda sim: sim.articulation("box").sites(["eyes"]), "'box' has no site 'eyes'. Did you mean 'eye'?"),
-        (lambda sim: sim.rays(3, ["bx"]), "rays: no articulation 'bx'. Did you mean 'box'?"),
+        (lambda sim: sim.articulation("box").sensor("giro"), "mean 'gyro'"),
+        (lambda sim: sim.articulation("box").sites(["eyes"]), "mean 'eye'"),
+        (lambda sim: sim.rays(3, ["bx"]), "mean 'box'"),
         (lambda sim: sim.rays(3).cast(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)), "rays: origin: expected"),
         (lambda sim: grid(1.0, 1.0, 0.0), "grid(): expected"),
         (lambda sim: lidar(0), "lidar(): expected"),
         (lambda sim: sim.scene.add_sensor("bx", "a", "gyro", body="box"), "Scene.add_sensor: no 'bx'"),
-        (lambda sim: sim.scene.add_sensor("box", "a", "giro", body="box"), "no kind 'giro'. Did you mean 'gyro'?"),
-        (lambda sim: sim.scene.add_sensor("box", "a", "gyro", body="bx"), "no body 'bx'. Did you mean 'box'?"),
-        (lambda sim: sim.scene.add_sensor("box", "gyro", "gyro", body="box"), "already has a sensor 'gyro'"),
+        (lambda sim: sim.scene.add_sensor("box", "a", "giro", body="box"), "mean 'gyro'"),
+        (lambda sim: sim.scene.add_sensor("box", "a", "gyro", body="bx"), "mean 'box'"),
+        (lambda sim: sim.scene.add_sensor("box", "gyro", "gyro", body="box"), "already"),
         (lambda sim: sim.scene.add_sensor("box", "a", "gyro", body="box", site="imu"), "expected one of"),
         (lambda sim: sim.scene.add_sensor("box", "a", "gyro", link="box"), "expected one of"),
     ],
 )
-def test_what_is_not_there_is_one_line(call, message):
+def test_invalid_sensor_calls_are_rejected_in_one_line(call, word):
     sim = make("mujoco", box_scene(), 1)
     with pytest.raises(TaskError) as error:
         call(sim)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert word in message(error)

@@ -1,4 +1,4 @@
-"""Terrain: shapes of patches, height table against MuJoCo's rays, and robots on both simulators."""
+"""Tests of terrain: shapes of patches, height table against MuJoCo's rays, balls on two simulators."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def model(terrain) -> mujoco.MjModel:
 
 
 def patch(terrain: Terrain, kind: str, level: int) -> np.ndarray:
-    """Heights of the points of a patch with all of its edges, shape [x, y]."""
+    """Return the heights of a patch including its edges, shape [x, y]."""
     column = terrain.kinds.index(kind)
     rows = slice(level * CELLS, (level + 1) * CELLS + 1)
     return terrain.heights[rows, column * CELLS : (column + 1) * CELLS + 1].numpy()
 
 
 def middle_line(terrain: Terrain, kind: str, level: int) -> np.ndarray:
-    """Heights from the middle of a patch to its edge, along +x."""
+    """Return the heights from the middle of a patch to its edge along +x."""
     return patch(terrain, kind, level)[CELLS // 2 :, CELLS // 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_every_patch_has_a_flat_platform_around_its_origin_and_its_edge_at_zero(terrain, kind, level):
+def test_patches_have_a_flat_platform_and_edges_at_zero(terrain, kind, level):
     heights = patch(terrain, kind, level)
     half = round(0.5 * PLATFORM / RESOLUTION)
     platform = heights[CELLS // 2 - half : CELLS // 2 + half + 1, CELLS // 2 - half : CELLS // 2 + half + 1]
@@ -73,7 +73,7 @@ def test_heights_are_multiples_of_the_height_step(terrain):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_levels_grow_harder(terrain, kind):
+def test_difficulty_grows_with_the_level(terrain, kind):
     if kind == "stepping_stones":
         area = [(patch(terrain, kind, level) < 0).mean() for level in range(LEVELS)]
     elif kind == "gap":
@@ -84,14 +84,14 @@ def test_levels_grow_harder(terrain, kind):
 
 
 @pytest.mark.parametrize("kind", ["slope", "rough_slope", "stairs"])
-def test_up_starts_in_a_pit_and_down_on_a_hill(terrain, kind):
+def test_up_patches_start_in_a_pit_and_down_patches_on_a_hill(terrain, kind):
     for level in range(1, LEVELS):
         up, down = (terrain.origins[level, terrain.kinds.index(f"{kind}_{way}"), 2] for way in ("up", "down"))
         assert up == -down < 0
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_stairs_are_level_treads_between_risers_of_one_height(terrain, level):
+def test_stairs_have_level_treads_and_equal_risers(terrain, level):
     rises = np.diff(middle_line(terrain, "stairs_up", level))
     riser = round((0.05 + 0.175 * level / LEVELS) / 0.005) * 0.005
     (places,) = np.nonzero(rises)
@@ -101,7 +101,7 @@ def test_stairs_are_level_treads_between_risers_of_one_height(terrain, level):
 
 
 @pytest.mark.parametrize("level", range(LEVELS))
-def test_slopes_have_one_inclination(terrain, level):
+def test_slopes_have_constant_inclination(terrain, level):
     line = middle_line(terrain, "slope_down", level)
     foot = line[round(0.5 * PLATFORM / RESOLUTION) :]
     expected = 0.4 * level / LEVELS * (foot.size - 1 - np.arange(foot.size)) * RESOLUTION
@@ -109,14 +109,14 @@ def test_slopes_have_one_inclination(terrain, level):
 
 
 @pytest.mark.parametrize("level", [0, LEVELS - 1])
-def test_gaps_are_as_wide_as_they_say(terrain, level):
+def test_gaps_have_the_configured_width(terrain, level):
     line = middle_line(terrain, "gap", level)
     width = 0.2 + 0.8 * level / LEVELS
     assert set(line) == {0.0, np.float32(-1.0)}
-    assert (line < 0).sum() + 1 == round(width / RESOLUTION)  # from the last point that is level to the next
+    assert (line < 0).sum() + 1 == round(width / RESOLUTION)  # between the level points on both sides
 
 
-def test_obstacles_stand_on_level_ground_and_overlap_without_adding_up(terrain):
+def test_overlapping_obstacles_do_not_add_up(terrain):
     for level in range(LEVELS):
         highest = 0.025 + 0.15 * level / LEVELS
         heights = np.unique(patch(terrain, "obstacles", level))
@@ -124,7 +124,7 @@ def test_obstacles_stand_on_level_ground_and_overlap_without_adding_up(terrain):
         assert heights == pytest.approx([-highest, -highest / 2, 0.0, highest / 2, highest], abs=0.0026)
 
 
-def test_a_seed_fixes_the_terrain_and_another_changes_only_what_is_random(terrain):
+def test_seed_changes_only_random_terrain_kinds(terrain):
     same, other = Terrain(config()), Terrain(config(seed=4))
     assert torch.equal(terrain.heights, same.heights)
     for column, kind in enumerate(terrain.kinds):
@@ -135,7 +135,7 @@ def test_a_seed_fixes_the_terrain_and_another_changes_only_what_is_random(terrai
     assert np.abs(rough[0] - rough[1]).max() > 0.5
 
 
-def test_columns_are_in_the_order_of_the_configuration():
+def test_columns_follow_the_configured_order():
     terrain = Terrain(config(levels=2, columns={"gap": 1, "stairs_up": 2, "slope_down": 1}))
     assert terrain.kinds == ["gap", "stairs_up", "stairs_up", "slope_down"]
     assert terrain.heights.shape == (2 * CELLS + 1, 4 * CELLS + 1)
@@ -155,14 +155,14 @@ def test_columns_are_in_the_order_of_the_configuration():
         ({"levels": 10**6}, "terrain"),
     ],
 )
-def test_an_invalid_configuration_is_one_line(change, key):
+def test_invalid_terrain_is_rejected_in_one_line(change, key):
     with raises(ConfigError, key=key) as error:
         config(**change)
     assert "\n" not in str(error.value)
 
 
 def rays(model: mujoco.MjModel, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Height of the ground by MuJoCo's ray caster."""
+    """Return the ground height by MuJoCo's ray caster."""
     data, geom = mujoco.MjData(model), np.zeros(1, dtype=np.int32)
     mujoco.mj_forward(model, data)
     down = np.array([0.0, 0.0, -1.0])
@@ -171,7 +171,7 @@ def rays(model: mujoco.MjModel, x: torch.Tensor, y: torch.Tensor) -> torch.Tenso
     return 10.0 - torch.tensor(distances)
 
 
-def test_heights_are_those_of_mujocos_rays(terrain, model):
+def test_heights_match_mujoco_ray_casts(terrain, model):
     random = torch.Generator().manual_seed(0)
     num = 20_000
     xy = 2.0 * torch.rand(num, 2, generator=random) - 1.0
@@ -186,13 +186,13 @@ def test_heights_are_those_of_mujocos_rays(terrain, model):
     assert (height < -0.5).any() and (height > 0.5).any() and (height == 0.0).any()
 
 
-def test_a_lost_world_reads_a_height_without_an_error(terrain):
+def test_far_away_and_nan_positions_read_a_height(terrain):
     lost = torch.tensor([9e4, -9e4, math.inf, -math.inf, math.nan])
     for x, y in ((lost, torch.zeros(5)), (torch.zeros(5), lost), (lost, lost)):
         assert terrain.height(x, y)[:2].tolist() == [0.0, 0.0]
 
 
-def test_a_scan_turns_with_its_frame(terrain):
+def test_height_scan_rotates_with_yaw(terrain):
     random = torch.Generator().manual_seed(1)
     pos = 30.0 * torch.rand(16, 3, generator=random) - 15.0
     yaw = 8.0 * torch.rand(16, generator=random) - 4.0
@@ -215,7 +215,7 @@ def ball_on(terrain: Terrain, radius: float = 0.1) -> Scene:
     return scene
 
 
-def test_the_scene_is_compiled_again_with_a_terrain(terrain):
+def test_adding_terrain_recompiles_the_scene(terrain):
     scene = Scene(physics_hz=200)
     assert scene.model.ngeom == 0
     scene.add_terrain(terrain)
@@ -226,7 +226,7 @@ def test_the_scene_is_compiled_again_with_a_terrain(terrain):
 
 
 @pytest.mark.parametrize("name", ["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
-def test_balls_lie_still_on_every_platform_and_on_the_border(terrain, name):
+def test_balls_rest_on_platforms_and_border(terrain, name):
     origins = terrain.origins.flatten(0, 1)
     outside = torch.tensor([[s * (terrain.half_size[0] + 2.0), y, 0.0] for s in (-1, 1) for y in (-9.0, 11.0)])
     places = torch.cat([origins, outside])
@@ -245,7 +245,7 @@ def test_balls_lie_still_on_every_platform_and_on_the_border(terrain, name):
 
 
 @pytest.mark.parametrize(("name", "num"), [("mujoco", 400), ("mjwarp", 40)])
-def test_small_balls_that_fall_onto_steps_and_slopes_stay_above_ground(name, num):
+def test_falling_balls_stay_above_steps_and_slopes(name, num):
     without_cliffs = {kind: 1 for kind in KINDS if kind not in ("gap", "stepping_stones")}
     terrain = Terrain(config(columns=without_cliffs))
     radius = 0.04
@@ -263,7 +263,7 @@ def test_small_balls_that_fall_onto_steps_and_slopes_stay_above_ground(name, num
         sim.step(1)
         x, y, z = ball.root_pos.unbind(dim=1)
         clearance = z - terrain.height(x, y)
-        assert (clearance < 0.0).sum() <= 1  # for a moment, in the side of a step
+        assert (clearance < 0.0).sum() <= 1  # a ball may briefly penetrate the side of a step
         touched |= clearance < radius
     assert touched.float().mean() > 0.95 and clearance.min() > 0.0
     assert not sim.overflow.any() and not sim.diverged.any()
