@@ -3,14 +3,15 @@
 python docs/build_config.py                 docs/config.md
 python docs/build_config.py --check         exit code 1 where the page is stale
 
-A setting stands once: its value and its meaning in cfg/, its name, type and rule in gpusim_rl/settings/schema.py. A
-comment behind a key is the meaning of the setting; the comment at the top of a file introduces its table.
+Each fact has one source: a setting's value and meaning are in cfg/, its name, type and rule in
+gpusim_rl/settings/schema.py. The comment after a key is its meaning; the comment at the top of a file introduces it.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ HEAD = """# Settings
 
 <!-- Written by python docs/build_config.py from the comments in cfg/: edit those. -->
 
-Every setting of a run with its default and its meaning, as you type it on the command line.
+Every setting of a run, as you type it on the command line, with its default and meaning.
 
 ```bash
 python train.py --help                       # the settings people change
@@ -35,13 +36,14 @@ python train.py task=Ant num_envs=1024 ppo.gamma=0.995 ppo.network.hidden=[128,6
 python train.py task=Ant -m seed=1,2,3       # one run after the other
 ```
 
-`algo=`, `sim=`, `actors=`, `log=`, `task=`, `recipe=` and `debug=` choose a yaml in that folder of `cfg/`. If a key has
-several values, the last of these wins: `algo`, `sim`, `actors`, `log`, `cfg/config.yaml`, `task`, its
-[recipe](tasks.md#recipes), `debug`, the command line.
+`algo=`, `sim=`, `actors=`, `log=`, `task=`, `recipe=` and `debug=` each select a yaml in the folder of that name in
+`cfg/`. If several files set a key, the last of these wins: `algo`, `sim`, `actors`, `log`, `cfg/config.yaml`, `task`,
+its [recipe](tasks.md#recipes), `debug`, the command line.
 
-With `checkpoint=<run>` the settings come from the run; type those that you want to change. Some never travel with a
-run; type them again: `trust`, `log.dir`, `log.console`, `log.video`, `actors`, `num_actors`, `demonstrations.file`,
-`teacher.run`, `distill.teacher`, `wandb_activate`. The commands printed at the end of a run include what it needs.
+With `checkpoint=<run>`, the settings come from the run; type only those that you want to change. These are never taken
+from a run, so type them again: `trust`, `log.dir`, `log.console`, `log.video`, `actors`, `num_actors`,
+`demonstrations.file`, `teacher.run`, `distill.teacher`, `wandb_activate`. The commands printed at the end of a run
+include the ones it needs.
 
 An unknown key is an error ([exit code 2](outputs.md#exit-codes)), with or without Hydra's `+`.
 """
@@ -49,11 +51,11 @@ ALGORITHMS = tuple(schema.ALGORITHMS)
 """Algorithms with a section of their own; the other yamls of cfg/algo are other values for one of these."""
 RECIPES = ("auto", "full", "quick")
 ALGORITHMS_HEAD = """\
-[algorithms.md](algorithms.md) describes the algorithms. Each has the settings below its own heading and below each
-heading that names its section (`horizon` of the section `ppo` is `ppo.horizon`). Where a key stands twice, its own
-heading wins, then the one with fewer sections.
+[algorithms.md](algorithms.md) describes the algorithms. Each has the settings under its own heading and under each
+heading that names its section (`horizon` in the section `ppo` is `ppo.horizon`). If defaults differ between algorithms,
+each is followed by the algorithms that have it.
 """
-TASK_HEAD = "Settings of every task; values stand in the task's yaml, next to its own settings.\n"
+TASK_HEAD = "Settings of every task. Their values are in the task's yaml, next to the task's own settings.\n"
 GROUPS = {"sim": "auto", "actors": "none", "log": "default", "debug": "none"}
 """Groups of yamls, and the one of each that has all keys."""
 
@@ -74,7 +76,7 @@ class Setting:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the page, or compare it."""
+    """Write the page, or check that it is current."""
     check = parse(argv).check
     page = build()
     if not check:
@@ -106,9 +108,11 @@ def build() -> str:
     taken, shown = {name: shared(CFG / "algo" / f"{name}.yaml") for name in ALGORITHMS}, set[Setting]()
     for file in sorted({file for files in taken.values() for file in files}, reverse=True):
         owners = [f"`{name}`" for name, files in taken.items() if file in files]
-        parts += [f"### In the sections {', '.join(owners)}\n", listing(settings(file), shown)]
+        parts += [f"### In the sections {', '.join(owners)}\n", listing(settings(file), shown, file=file)]
     for name in ALGORITHMS:
-        parts += [f"### `algo={name}`\n", head(CFG / "algo" / f"{name}.yaml"), listing(algorithm(name), shown, name)]
+        above = {f"{name}.{s.key}" for file in taken[name] for s in settings(file)}
+        rows = [s for s in algorithm(name) if s.key not in above]
+        parts += [f"### `algo={name}`\n", head(CFG / "algo" / f"{name}.yaml"), listing(rows, shown, name)]
     for file in sorted(set((CFG / "algo").glob("*.yaml")) - {CFG / "algo" / f"{name}.yaml" for name in ALGORITHMS}):
         changed = " ".join(f"{s.key}={s.value}" for s in settings(file) if s.value is not None)
         parts += [f"### `algo={file.stem}`\n", head(file), f"```text\n{changed}\n```\n"]
@@ -132,6 +136,27 @@ def algorithm(name: str) -> list[Setting]:
     return [replace(s, comment=s.comment or meanings[s.key]) for s in own]
 
 
+def typed(key: str, file: Path) -> str:
+    """Format a setting of a shared file with its default, or with the defaults of the algorithms that use this row.
+
+    Args:
+        key: Key without its section.
+        file: File of cfg/learn.
+    """
+    names: dict[str | None, list[str]] = {}
+    owners = [name for name in ALGORITHMS if file in shared(CFG / "algo" / f"{name}.yaml")]
+    for name in owners:
+        files = shared(CFG / "algo" / f"{name}.yaml")
+        if file == next(other for other in files if key in {s.key for s in settings(other)}):
+            values = {s.key: s.value for other in reversed(files) for s in settings(other, f"{name}.")}
+            values |= {s.key: s.value for s in settings(CFG / "algo" / f"{name}.yaml")}
+            names.setdefault(values[f"{name}.{key}"], []).append(name)
+    if [*names.values()] == [owners]:
+        return f"`{key}={next(iter(names))}`"
+    return f"`{key}=" + ", ".join(f"`{value}` ({', '.join(found)})" for value, found in names.items())[1:]
+
+
+@functools.cache
 def shared(file: Path) -> list[Path]:
     """Return the files of cfg/learn that a yaml includes by its `defaults`, directly or indirectly."""
     defaults = yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", [])
@@ -150,6 +175,7 @@ def head(file: Path) -> str:
     return prose(re.sub(" ?Its other settings: .*", "", " ".join(lines))) + "\n"
 
 
+@functools.cache
 def settings(file: Path, prefix: str = "") -> list[Setting]:
     """Return the keys of a yaml file in order, each section before its contents.
 
@@ -181,26 +207,28 @@ def _walk(node: yaml.MappingNode, prefix: str, lines: list[str]) -> list[Setting
     return found
 
 
-def listing(rows: list[Setting], shown: set[Setting] | None = None, section: str = "") -> str:
+def listing(rows: list[Setting], shown: set[Setting] | None = None, section: str = "", file: Path | None = None) -> str:
     """Format settings as a list, including sections that have a comment.
 
     Args:
         rows: The settings.
-        shown: Keys (without their section) and meanings that the page has already. Such rows end the list, without the
-            meaning; the others are added to `shown`.
+        shown: Keys (without their section) and meanings already on the page. Their rows end the list, without the
+            meaning; other rows are added to `shown`.
         section: Section in the keys of `rows`.
+        file: File of cfg/learn that has the rows, whose algorithms may have different defaults.
     """
     lines, explained = [], []
     for row in rows:
         inner = replace(row, key=row.key.removeprefix(f"{section}."), value=None)
-        typed = f"`{row.key}={row.value}`" if row.value else f"`{row.key}`"
+        text = f"`{row.key}={row.value}`" if row.value else f"`{row.key}`"
+        text = typed(row.key, file) if file and row.value else text
         if shown is not None and inner in shown:
-            explained += [typed] if row.value else []
+            explained += [text] if row.value else []
         elif row.value is not None or row.comment:
-            lines.append(f"- {typed}: {prose(row.comment)}")
+            lines.append(f"- {text}: {prose(row.comment)}")
         if shown is not None:
             shown.add(inner)
-    lines += [f"- explained above: {', '.join(explained)}"] if explained else []
+    lines += [f"- other defaults, meanings above: {', '.join(explained)}"] if explained else []
     return "\n".join([*lines, ""])
 
 
