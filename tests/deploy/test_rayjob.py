@@ -126,7 +126,7 @@ def test_the_hook_of_the_pod_saves_the_last_iteration(head: Head) -> None:
     assert run is not None and rows == [*range(1, rows[-1] + 1)]
     assert load(run / "checkpoints" / "last.pt")["iteration"] == rows[-1]
     record(
-        "End of the pod of a RayJob's learner",
+        "Kubernetes ends the learner's pod (RayJob)",
         "`ray start --head --block` and `ray job submit` on one machine; the preStop hook of the manifest, then SIGTERM"
         " to the head",
         1,
