@@ -33,7 +33,7 @@ Every setting of a run, as you type it on the command line, with its default and
 python train.py --help                       # the settings people change
 python train.py --cfg job task=Ant           # all settings and their values for this command
 python train.py task=Ant num_envs=1024 ppo.gamma=0.995 ppo.network.hidden=[128,64]
-python train.py task=Ant -m seed=1,2,3       # one run after the other
+python train.py task=Ant -m seed=1,2,3       # three runs
 ```
 
 `algo=`, `sim=`, `actors=`, `log=`, `task=`, `recipe=` and `debug=` each select a yaml in the folder of that name in
@@ -49,7 +49,7 @@ An unknown key is an error ([exit code 2](outputs.md#exit-codes)), with or witho
 """
 ALGORITHMS = tuple(schema.ALGORITHMS)
 """Algorithms with a section of their own; the other yamls of cfg/algo are other values for one of these."""
-RECIPES = ("auto", "full", "quick")
+
 ALGORITHMS_HEAD = """\
 [algorithms.md](algorithms.md) describes the algorithms. Each has the settings under its own heading and under each
 heading that names its section (`horizon` in the section `ppo` is `ppo.horizon`). If defaults differ between algorithms,
@@ -99,10 +99,8 @@ def build() -> str:
     every = settings(CFG / "config.yaml")
     sections = {n: [s for s in every if s.key.startswith(f"{n}.")] for n in ("env", "pretrained", "eval", "task")}
     run = [s for s in every if "." not in s.key and s.value is not None]
-    parts = [HEAD, "## The run\n", listing(run)]
     [recipe] = settings(CFG / "recipe" / "auto.yaml")
-    parts += ["## `recipe`\n", sentence(recipe.comment)]
-    parts.append("".join(f"- `recipe={n}`: {head(CFG / 'recipe' / f'{n}.yaml')}" for n in RECIPES))
+    parts = [HEAD, "## The run\n", listing([*run, replace(recipe, value="auto")])]
     parts += ["## Algorithms\n", ALGORITHMS_HEAD]
     parts.append(listing([s for s in settings(CFG / "algo" / "ppo.yaml") if s.key.startswith("algo.")]))
     taken, shown = {name: shared(CFG / "algo" / f"{name}.yaml") for name in ALGORITHMS}, set[Setting]()
