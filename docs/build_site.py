@@ -1,12 +1,12 @@
-"""Build the site of the documents: all pages, the API reference from the docstrings, search, and the same as text.
+"""Build the documentation site: all pages, the API reference from docstrings, search, and plain text.
 
-Every warning is an error. The start page has a replay in 3D of the Go1 that comes with the package. For language
-models the site has llms.txt, a list of its pages, llms-full.txt, all of them in one file, and each page as Markdown.
+Every warning is an error. The start page has a 3D replay of the Go1 demo in the package. For language models, the site
+has llms.txt, a list of its pages, llms-full.txt, all pages in one file, and each page as Markdown.
 
 python docs/build_site.py                    docs/site/index.html (not committed)
 python docs/build_site.py --out /tmp/site    another folder
 
-It needs `pip install -e ".[docs]"` and no network; nor do the pages it builds.
+Needs `pip install -e ".[docs]"`. Neither the build nor its pages use the network.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def main(argv: list[str] | None = None) -> int:
 
     out = parse(argv).out
     with friendly_errors():
-        for module in NEEDED:  # before the minutes of work
+        for module in NEEDED:  # fail early: the build takes minutes
             import_extra(module, "docs", "build_site")
         return build(out)
 
 
 def build(out: Path) -> int:
-    """Build the site, and print where it is; return the exit code."""
+    """Build the site and print its path; return the exit code."""
     from sphinx.cmd.build import build_main
 
     with tempfile.TemporaryDirectory() as cache:
@@ -67,7 +67,7 @@ def write_replay(page: Path) -> None:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a page, whole or not at all."""
+    """Write a page atomically."""
     from gpusim_rl.files.safe_open import writing
 
     with writing(file) as target:
@@ -117,7 +117,7 @@ def read_page(name: str) -> tuple[str, str, str]:
 
 
 def outside_requests(site: Path) -> list[str]:
-    """Return what each page would load from elsewhere."""
+    """Return the external resources that each page would load."""
     loads = re.compile(
         r"<(?:script|img|iframe|video|source)\b[^>]*\bsrc=\"(?:https?:)?//[^\"]*|<link\b[^>]*\bhref=\"https?://[^\"]*"
     )

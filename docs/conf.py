@@ -110,7 +110,7 @@ def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Turn a docstring, Markdown in Google's style, into what Sphinx reads: an indented example needs a mark there."""
+    """Turn a Google-style Markdown docstring into Sphinx's format, in which indented examples need a mark."""
     marked: list[str] = []
     depth = 0
     for line in lines:
@@ -122,7 +122,7 @@ def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, li
         elif line:
             depth = indent
         marked += line.split("\n")
-    if what not in ("attribute", "data", "property"):  # of those it takes what is before a colon for a type
+    if what not in ("attribute", "data", "property"):  # there, Sphinx reads text before a colon as a type
         marked = GoogleDocstring(marked, GOOGLE, app, what, name, obj, options).lines()
     lines[:] = marked
 
@@ -131,7 +131,7 @@ def read_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
     """Drop the rules of settings from a signature, and show default objects as `Class()`."""
-    if signature == "(*args: Any, **kwargs: Any)":  # of the mock that it inherits
+    if signature == "(*args: Any, **kwargs: Any)":  # inherited from a mock
         signature = str(inspect.signature(obj.__init__)).replace("self, ", "").replace("'", "")
     signature = signature and re.sub(r"~typing\.Annotated\[([\w.]+(?:\[[^\]]*\])?), .*?<lambda>\)\]", r"\1", signature)
     return signature and re.sub(r"<[\w.]*?(\w+) object[^>]*>", r"\1()", signature), returned

@@ -1,11 +1,11 @@
-"""Draw the animated picture of the first page: what trained policies do, one tile for each run.
+"""Draw the animation on the start page: trained policies, one tile per run.
 
 python docs/make_animation.py runs/Ant/latest@0.45 runs/Hopper/latest --seconds 4      docs/images/trained.webp
 python docs/make_animation.py runs/Pendulum/latest --out pendulum.webp
 
 Every run folder is one tile, named after its task; with `@0.45` the robot fills 0.45 of its tile at the start.
-The picture plays in real time and repeats.
-It needs Pillow, which `pip install -e ".[view]"` brings.
+The animation plays in real time and repeats.
+Needs Pillow, which `pip install -e ".[view]"` installs.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "trained.webp", help="file to write")
     parser.add_argument("--columns", type=int, default=4, help="tiles in a row (default: 4)")
     parser.add_argument("--seconds", type=float, default=5.0, help="length (default: 5)")
-    parser.add_argument("--skip", type=float, default=1.0, help="seconds that are played first, unseen (default: 1)")
-    parser.add_argument("--fps", type=int, default=15, help="pictures per second (default: 15)")
+    parser.add_argument("--skip", type=float, default=1.0, help="simulated seconds to leave out first (default: 1)")
+    parser.add_argument("--fps", type=int, default=15, help="frames per second (default: 15)")
     parser.add_argument("--width", type=int, default=240, help="of a tile, pixels (default: 240)")
     parser.add_argument("--height", type=int, default=180, help="of a tile, pixels (default: 180)")
     parser.add_argument("--fill", type=float, default=0.6, help="of a tile, for the robot at the start (default: 0.6)")
@@ -75,7 +75,7 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
     from gpusim_rl.view.snapshot import FramingCamera
 
     class Framed(FramingCamera):
-        """Place the camera as near as for a snapshot, moving with the robot."""
+        """Place the camera as close as for a snapshot; it follows the robot."""
 
         offset: np.ndarray | None = None
 
@@ -110,7 +110,7 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
 
 
 def save(path: Path, frames: np.ndarray, fps: int, quality: int) -> None:
-    """Write frames as an animated WebP that repeats for ever."""
+    """Write frames as an animated WebP that loops."""
     from PIL import Image
 
     from gpusim_rl.files.safe_open import writing

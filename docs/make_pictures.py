@@ -1,4 +1,4 @@
-"""Draw the pictures at the heads of the guides, docs/images/guide_*.webp: mosaics of tasks, and moments of videos.
+"""Draw the pictures at the top of the guides, docs/images/guide_*.webp: mosaics of tasks, and frames of videos.
 
 python docs/make_pictures.py                     all
 python docs/make_pictures.py robots exported     some
@@ -38,11 +38,11 @@ MOSAICS = {
     "isaaclab": "Cartpole FrankaReach AllegroHand G1Velocity Quadcopter",
     "mjlab": "Go1Velocity G1Velocity Go1Tracking G1Tracking Cartpole",
 }
-"""Pictures made of pictures of tasks, five in a row."""
+"""Tasks in each mosaic, five in a row."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the pictures, and print their paths and sizes."""
+    """Write the pictures and print their paths and sizes."""
     from gpusim_rl.errors import friendly_errors
     from gpusim_rl.files.safe_open import writing
 
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tasks(names: list[str]) -> list[Image]:
-    """Read the pictures of tasks that tools/snapshot.py has drawn."""
+    """Read the task pictures drawn by tools/snapshot.py."""
     from PIL import Image
 
     return [Image.open(IMAGES / f"{name}.png").convert("RGB") for name in names]
@@ -115,7 +115,7 @@ def clip(folder: Path) -> list[Image]:
 
 
 def randomized(folder: Path) -> list[Image]:
-    """Draw what the policies of ten envs see, with random colours and cameras."""
+    """Draw the policy's images in ten envs, with random colours and cameras."""
     sizes = ("num_envs=10", "task.height=160", "task.width=160", "ppo.horizon=2", "ppo.minibatch_size=20")
     draws = ("task.randomize=true", f"task.randomization_params={APPEARANCE}")
     run(folder, "train.py", "task=FrankaReachCamera", "device=cpu", "max_iterations=1", *sizes, *draws)

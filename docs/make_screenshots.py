@@ -1,6 +1,6 @@
-"""Draw what a person sees: terminal, plot, report, viewer and the start page of the site, in docs/images/screen_*.webp.
+"""Draw the screenshots docs/images/screen_*.webp: terminal, plot, report, viewer and the site's start page.
 
-python docs/make_screenshots.py                                 all, with three short trainings of Cartpole
+python docs/make_screenshots.py                                 all, with three short Cartpole runs
 python docs/make_screenshots.py plot report --runs runs/Ant/*   some, with runs that there are
 
 It needs `pip install -e ".[test,docs]"` and Chromium. Without a GPU a picture in 3D takes minutes.
@@ -35,7 +35,7 @@ QUALITY = 80  # of the WebP files, 0 to 100
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the pictures, and print their paths and sizes."""
+    """Write the pictures and print their paths and sizes."""
     from gpusim_rl.errors import friendly_errors, import_extra
     from gpusim_rl.files.safe_open import writing
 
@@ -56,7 +56,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="make_screenshots", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pictures", nargs="*", metavar="PICTURE", help=f"default: {' '.join(PICTURES)}")
-    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="run folders of one task (default: trains)")
+    parser.add_argument("--runs", nargs="+", type=Path, default=[], help="runs of one task (default: train them)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder (default: docs/images)")
     args = parser.parse_args(argv)
     if unknown := set(args.pictures) - set(PICTURES):
@@ -66,7 +66,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """Start Chromium, and end it."""
+    """Start Chromium; close it at the end of the block."""
     from gpusim_rl.errors import ConfigError, import_extra
 
     playwright = import_extra("playwright.sync_api", "test", "make_screenshots")
@@ -80,7 +80,7 @@ def browser() -> Iterator[Any]:
 
 
 class Work:
-    """A folder to work in, a browser, and runs, which are made when they are first asked for."""
+    """Working folder, browser, and runs, which are trained on first use."""
 
     def __init__(self, folder: Path, chromium: Any, runs: Sequence[str]) -> None:
         self.folder, self._chromium, self._runs = folder, chromium, runs
@@ -113,7 +113,7 @@ class Work:
 
 
 def panel(work: Work) -> bytes:
-    """Show the panel of a run, as it was in the middle of the training."""
+    """Show the panel of a run, halfway through training."""
     from gpusim_rl.run.console import Console
     from gpusim_rl.view.curves import read_run
 
@@ -129,7 +129,7 @@ def panel(work: Work) -> bytes:
 
 
 def terminal(work: Work, command: str, shown: Any) -> bytes:
-    """Draw a terminal with a command and what it shows: text, or an object of rich."""
+    """Draw a terminal with a command and its output: text or a rich renderable."""
     from rich.console import Console as Terminal
     from rich.terminal_theme import SVG_EXPORT_THEME
 
@@ -148,7 +148,7 @@ def doctor(work: Work) -> bytes:
 
 
 def audit(work: Work) -> bytes:
-    """Print the copies and waits of a training."""
+    """Print the copies and waits of a run."""
     return terminal(work, "gpusim-rl audit task=Ant", work.output("tools/audit.py", "task=Ant", "num_envs=64"))
 
 
@@ -159,7 +159,7 @@ def plot(work: Work) -> bytes:
 
 
 def report(work: Work) -> bytes:
-    """Write a report of the runs, and open it from the disk."""
+    """Write a report of the runs and open the file."""
     work.run("tools/report.py", *work.runs(), "--out", "report.html", "--overwrite")
     page = work.page(1080, f"file://{work.folder / 'report.html'}")
     wait_for_scene(page, page.frame_locator("iframe"))
@@ -167,7 +167,7 @@ def report(work: Work) -> bytes:
 
 
 def viewer(work: Work) -> bytes:
-    """Play the demo, with the forces of its contacts."""
+    """Play the demo with contact forces."""
     command = [sys.executable, "-u", str(ROOT / "tools" / "demo.py"), "Go1", "--port", "0", "--num-envs", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -184,7 +184,7 @@ def viewer(work: Work) -> bytes:
 
 
 def wait_for_scene(page: Any, frame: Any) -> None:
-    """Wait until a scene in 3D is drawn, and close the note that the CPU draws it, if there is one."""
+    """Wait until a 3D scene is drawn; close the note about CPU rendering if there is one."""
     frame.locator("canvas").first.wait_for()
     page.wait_for_timeout(20_000)
     for button in frame.locator("button.mantine-Notification-closeButton").all():

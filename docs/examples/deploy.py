@@ -4,8 +4,8 @@ python tools/export.py Go1Velocity
 python docs/examples/deploy.py runs/Go1Velocity/latest/export --command 0.5 0 0
 python docs/examples/deploy.py runs/Go1Velocity/latest/export --square 1.0
 
-It knows no robot and no task: `policy.json` has joints, rates, and where each part of the observation comes from. On
-a robot `Robot` reads encoders and IMU in place of MuJoCo, and the rest is the same.
+The script has no code for a robot or task: `policy.json` has joints, rates and the source of each observation term. On
+a robot, `Robot` reads encoders and IMU instead of MuJoCo; the rest stays the same.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy as np
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="what tools/export.py wrote")
+    parser.add_argument("folder", type=Path, help="folder written by tools/export.py")
     parser.add_argument("--seconds", type=positive, help="simulated time (default: 10)")
-    parser.add_argument("--command", type=finite, nargs="+", help="in the order of the card: x [m/s], y, yaw [rad/s]")
-    parser.add_argument("--square", type=positive, metavar="SIDE", help="walk a square with sides of so many metres")
+    parser.add_argument("--command", type=finite, nargs="+", help="in the card's order: x [m/s], y, yaw [rad/s]")
+    parser.add_argument("--square", type=positive, metavar="SIDE", help="walk a square with sides of this length [m]")
     parser.add_argument("--video", type=Path, help="mp4 to write; needs imageio-ffmpeg")
     args = parser.parse_args(argv)
     if args.square and (args.command or args.seconds):
-        parser.error("--square has commands and a time of its own: leave --command and --seconds away")
+        parser.error("--square sets commands and time itself: remove --command and --seconds")
     return args
 
 
@@ -117,9 +117,9 @@ class Robot:
             case ["base", "velocity"] if self.base is not None:
                 return self.axes().T @ data.qvel[self.dof : self.dof + 3]
             case ["base", "angular", "velocity"] if self.base is not None:
-                return data.qvel[self.dof + 3 : self.dof + 6]  # MuJoCo has it in the body's frame
+                return data.qvel[self.dof + 3 : self.dof + 6]  # MuJoCo stores it in the body frame
             case ["last", "action"]:
-                return np.zeros(self.card["action"]["size"])  # the policy knows better
+                return np.zeros(self.card["action"]["size"])  # DeployedPolicy fills it in
             case ["command", *names] if set(names) <= set(self.command):
                 return [self.command[name] for name in names]
         return None
@@ -134,16 +134,16 @@ class Robot:
             self.data.ctrl[self.controls[name]] = value
         mujoco.mj_step(self.model, self.data, self.substeps)
         stages = (mujoco.mj_fwdPosition, mujoco.mj_sensorPos, mujoco.mj_fwdVelocity, mujoco.mj_sensorVel)
-        for stage in stages:  # MuJoCo leaves sensors at the state before its step
+        for stage in stages:  # after mj_step, sensors still have the state before it
             stage(self.model, self.data)
-        limit = self.card["max_angular_velocity"]  # what no MuJoCo model holds
+        limit = self.card["max_angular_velocity"]  # not part of a MuJoCo model
         for first in self.model.jnt_dofadr[self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE] if limit else []:
             spin = self.data.qvel[first + 3 : first + 6]
             spin *= min(1.0, limit / max(float(np.linalg.norm(spin)), 1e-9))
 
     @property
     def dof(self) -> int:
-        """Place of the base's velocity in qvel."""
+        """Index of the base's velocity in qvel."""
         return int(self.model.jnt_dofadr[self.base])
 
     def axes(self) -> np.ndarray:
@@ -163,7 +163,7 @@ class Robot:
 
 
 class Video:
-    """Pictures of the scene, 30 per second, into an mp4; without a file it does nothing."""
+    """Recorder of the scene to an mp4 with 30 frames per second; no-op without a file."""
 
     def __init__(self, file: Path | None, robot: Robot) -> None:
         self.robot, self.writer, self.next = robot, None, 0.0
@@ -179,12 +179,12 @@ class Video:
             raise SystemExit(f"--video: no OpenGL ({error}); try MUJOCO_GL=egl or MUJOCO_GL=osmesa") from None
         self.camera = mujoco.MjvCamera()
         mujoco.mjv_defaultFreeCamera(robot.model, self.camera)
-        self.renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False  # lights stay behind a robot that walks
+        self.renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False  # lights do not follow the robot
         self.writer = imageio_ffmpeg.write_frames(str(file), (640, 480), fps=30)
         self.writer.send(None)
 
     def frame(self) -> None:
-        """Take a picture if it is time."""
+        """Write a frame if one is due."""
         if self.writer is None or self.robot.data.time < self.next:
             return
         self.next += 1.0 / 30.0
@@ -247,7 +247,7 @@ def run(robot: Robot, policy: Any, video: Video, seconds: float) -> np.ndarray:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the policy; print how it does."""
+    """Run the policy and print how it performs."""
     args = parse(argv)
     if not (args.folder / "policy.json").is_file():
         raise SystemExit(f"{args.folder} has no policy.json: expected a folder of tools/export.py, say <run>/export")

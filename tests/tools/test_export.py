@@ -609,7 +609,7 @@ def test_to_stand_and_the_ends_of_the_range_were_trained(deploy):
     [
         (["--square", "-1"], "--square: must be positive, got -1"),
         (["--command", "nan", "0", "0"], "--command: must be finite, got nan"),
-        (["--square", "1", "--seconds", "3"], "leave --command and --seconds away"),
+        (["--square", "1", "--seconds", "3"], "remove --command and --seconds"),
     ],
 )
 def test_wrong_arguments_of_the_example_are_one_line(tmp_path, capsys, deploy, arguments, words):

@@ -41,7 +41,7 @@ class Hold(Task[HoldConfig]):
 
     Reward per step: 1 at the point, 0.37 at a distance of 0.1 m.
 
-    Start: joints +-0.2 rad around a bent pose, the point +-0.15 m around the hand's middle. No termination.
+    Start: joints within +-0.2 rad of a bent pose, point within +-0.15 m of `middle`. No termination.
     """
 
     Config = HoldConfig
