@@ -122,7 +122,7 @@ def build() -> str:
         [comment] = [s.comment for s in every if s.key == name]
         parts += [f"## `{name}`\n", sentence(comment), listing(sections[name])]
     parts += ["## `task`\n", TASK_HEAD, listing(shared_task_settings())]
-    parts += ["A task's yaml may leave these out:\n", listing(sections["task"])]
+    parts += ["These are optional in a task's yaml:\n", listing(sections["task"])]
     return "\n".join(parts)
 
 

@@ -70,7 +70,7 @@ def test_a_run_that_is_killed_a_hundred_times_is_the_run_that_was_not(tmp_path: 
         "SIGKILL at random moments of one run that is resumed each time: half of them while it trains, half of them"
         f" within 1.5 s of its start; a checkpoint every {EVERY} iterations",
         KILLS,
-        "always resumed; metrics and weights equal an unbroken run's bit for bit",
+        "always resumed; metrics and weights equal an uninterrupted run's bit for bit",
         f"{sum(lost) / len(lost):.1f} iterations on average, at most {max(lost)}",
     )
 

@@ -114,7 +114,7 @@ COUNTED = {
 }
 """How a number goes bad, the column that counts it, and the cause that the warning names."""
 ENDING = {"observation": into_observation, "reward": into_reward}
-ENDS = "ends with one line; no checkpoint holds it, the newest resumes"
+ENDS = "ends with one line; no checkpoint contains it, and the newest one resumes"
 
 
 def trials(chance: random.Random) -> list[tuple[float, int, int, int]]:
