@@ -1,8 +1,8 @@
-"""Check a task with the conformance suite, and explain failures and fixes in words.
+"""Check a task with the conformance suite.
 
-python tools/check_task.py Ant                         a built-in task, or of an installed package
-python tools/check_task.py Reacher -cd my_cfg          a task of your own folder
-python tools/check_task.py Reacher -cd my_cfg --sim mujoco,newton
+gpusim-rl check-task Ant                                 a built-in task, or one of an installed package
+gpusim-rl check-task Reacher -cd my_cfg                  a task of your own folder
+gpusim-rl check-task Reacher -cd my_cfg --sim mujoco     training checked on one simulator only
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_optional, say
+from gpusim_rl.options import Parser, listed
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.simulators import SIMULATORS
 
@@ -63,11 +64,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    default = ",".join(s.name for s in SIMULATORS.values() if s.extra is None)
-    parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("task", help="name of the task")
-    parser.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py")
-    parser.add_argument("--sim", default=default, help=f"simulators to train on (default: {default})")
+    parser = Parser("check-task", __doc__)
+    parser.option("task", "name of the task", "Arguments")
+    default = [s.name for s in SIMULATORS.values() if s.extra is None]
+    settings = {"type": listed(str, SIMULATORS), "choices": None, "metavar": "A,B", "default": default}
+    parser.option("--sim", "one or several", note=",".join(default), **settings)
+    parser.option("--config-dir")
     return parser.parse_args(argv)
 
 
@@ -82,10 +84,6 @@ def check(args: argparse.Namespace) -> int:
         raise unknown_choice("task", args.task, list(entries), folder)
     if problem := entries[args.task].problem:
         raise ConfigError(problem)
-    simulators = tuple(args.sim.split(","))
-    for name in simulators:
-        if name not in SIMULATORS:
-            raise ConfigError(f"unknown simulator {name!r}", hint=f"Available: {', '.join(SIMULATORS)}")
     if folder is not None:
         sys.path.insert(0, os.getcwd())  # modules of the task, as for train.py
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -96,7 +94,7 @@ def check(args: argparse.Namespace) -> int:
             "from gpusim_rl.testing.conformance import TaskConformance\n"
             "class TestTask(TaskConformance):\n"
             f"    config_dir, tasks = {None if folder is None else str(folder)!r}, ({args.task!r},)\n"
-            f"    simulators = {simulators!r}\n"
+            f"    simulators = {tuple(args.sim)!r}\n"
         )
         settings.write_text("[pytest]\n")  # not those of the folder we are in
         options = ["-c", str(settings), "-p", "no:terminal", "-p", "no:cacheprovider"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import glob
 import itertools
 import re
@@ -64,21 +63,6 @@ def robot_file(name: str) -> str | Path:
 
 
 ROS_PACKAGES: dict[str, Path] = {}  # folders given by `--packages`, for all robots of the process
-
-
-def _package(text: str) -> tuple[str, Path]:
-    name, _, folder = text.partition("=")
-    path = Path(folder).absolute()
-    if not name or not folder or not path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected NAME=FOLDER of an existing ROS package, got {text!r}")
-    ROS_PACKAGES[name] = path
-    return name, path
-
-
-def add_packages_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--packages`, which fills `ROS_PACKAGES`, to a tool's parser."""
-    text = "folder of a ROS package whose meshes a URDF names; repeatable"
-    parser.add_argument("--packages", type=_package, action="append", default=[], metavar="NAME=FOLDER", help=text)
 
 
 def tools_dir() -> Path:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import wraps
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 
 import hydra
@@ -142,8 +141,8 @@ def _help() -> str:
             groups.setdefault(file.parent.name, set()).add(file.stem)
     del groups["learn"]  # only for algorithms to include
     choices = "".join(f"{group}: {', '.join(sorted(names))}\n" for group, names in sorted(groups.items()))
-    template = Template(read_yaml(paths.cfg_dir() / "config.yaml")["hydra"]["help"]["template"])
-    return template.substitute(APP_CONFIG_GROUPS=choices)
+    text = read_yaml(paths.cfg_dir() / "config.yaml")["hydra"]["help"]["template"]
+    return text.replace("$APP_CONFIG_GROUPS", choices)
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: str) -> str:
