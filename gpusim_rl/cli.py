@@ -1,4 +1,9 @@
-"""Command `gpusim-rl`: train and run tools, as in `gpusim-rl record RUN`."""
+"""Train robots by reinforcement learning in parallel simulation.
+
+gpusim-rl demo                         watch a trained policy
+gpusim-rl train task=Ant               train a task
+gpusim-rl play Ant                     watch its latest run
+"""
 
 from __future__ import annotations
 
@@ -30,12 +35,6 @@ GROUPS = {
     "Write": ("new-task", "clip"),
     "Share": ("export", "publish-demo"),
 }
-USAGE = """Train robots by reinforcement learning in parallel simulation.
-
-gpusim-rl demo                         watch a trained policy
-gpusim-rl train task=Ant               train a task
-gpusim-rl play Ant                     watch its latest run
-"""
 BASH = """\
 _gpusim_rl() {
     local IFS=$'\\n'
@@ -63,21 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int | None:
 
 def commands() -> dict[str, Path]:
     """Return script commands by name: `train` and the tools."""
-    files = {"train": paths.train_file()}
-    for file in sorted(paths.tools_dir().glob("*.py")):
-        if not file.stem.startswith("_"):
-            files.setdefault(file.stem.replace("_", "-"), file)
-    return files
+    files = [paths.train_file(), *sorted(paths.tools_dir().glob("[!_]*.py"))]
+    return {file.stem.replace("_", "-"): file for file in files}
 
 
 def usage() -> str:
     """Return the text of `gpusim-rl --help`: commands by what they are for."""
-    parser, files = Parser("", USAGE), commands()
+    parser, files = Parser("", __doc__), commands()
     grouped = {name for names in GROUPS.values() for name in names}
     for title, names in {**GROUPS, "Other": [name for name in files if name not in grouped]}.items():
-        docs = {name: files[name].read_text(encoding="utf-8").partition('"""')[2] for name in names if name in files}
-        if docs:
-            parser.rows[title] = [(name, doc.partition("\n")[0].rstrip(".")) for name, doc in docs.items()]
+        if texts := {name: files[name].read_text(encoding="utf-8") for name in names if name in files}:
+            summary = re.compile(r'"""(.*?)\.?(?:"""|\n)')  # parsing all files takes longer
+            parser.rows[title] = [(name, summary.findall(f'{text}""""""')[0]) for name, text in texts.items()]
     parser.rows["Shell"] = [("completion bash", "Print the script for TAB completion")]
     parser.rows["General"] = [("-V, --version", "show the version")]
     return parser.format_help()

@@ -56,9 +56,8 @@ def ros_package(text: str) -> tuple[str, Path]:
 
 
 positive = number(int, 1)
-RENDERERS = {"choices": ["auto", "gl", "ray"], "default": "auto"}
 PACKAGES = {"type": ros_package, "action": "append", "default": [], "metavar": "NAME=FOLDER"}
-SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
+SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {  # group, description, and settings of `add_argument`
     "run": ("Arguments", "run folder, checkpoint, or a task (its latest run)", {}),
     "runs": ("Arguments", "run folders, or tasks (their latest runs)", {"nargs": "+", "metavar": "RUN"}),
     "settings": ("Arguments", "settings, as for train", {"nargs": "*", "metavar": "KEY=VALUE"}),
@@ -78,11 +77,10 @@ SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--json": ("Output", "print JSON instead of text", {"action": "store_true"}),
     "--width": ("Output", "width [pixels]", {"type": positive}),
     "--height": ("Output", "height [pixels]", {"type": positive}),
-    "--renderer": ("Output", "OpenGL (gl), or a ray caster on the CPU (ray)", RENDERERS),
+    "--renderer": ("Output", "OpenGL (gl) or ray caster (ray)", {"choices": ["auto", "gl", "ray"], "default": "auto"}),
     "--trust": ("Safety", "import any class that the run names", {"action": "store_true"}),
     "--config-dir": ("Safety", "folder with more tasks; their code is trusted", {"metavar": "FOLDER"}),
 }
-"""Group, description and settings of `add_argument`, by name."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -121,9 +119,8 @@ class Parser(argparse.ArgumentParser):
         """Return summary, usage, examples and options, for the width of the terminal."""
         width = shutil.get_terminal_size().columns
         words = [left for left, _ in self.rows.get("Arguments", ()) if left[0] != "-"]
-        command = ["COMMAND"] * ("Commands" in self.rows or self.prog == "gpusim-rl")
-        usage = ["Usage:", self.prog, *command, "[OPTIONS]", *words]
-        lines = [self.summary, "", " ".join(usage), *["", "Examples:"] * bool(self.examples)]
+        words = ["COMMAND"] * ("Commands" in self.rows or self.prog == "gpusim-rl") + ["[OPTIONS]", *words]
+        lines = [self.summary, "", " ".join(["Usage:", self.prog, *words]), *["", "Examples:"] * bool(self.examples)]
         lines += [line for command, note in self.examples for line in (f"  # {note}", f"  {command}")]
         rows = {**self.rows, "General": [*self.rows.get("General", []), ("-h, --help", "show this help")]}
         for title in sorted(rows, key=lambda title: ORDER.index(title if title in ORDER else "")):
@@ -134,6 +131,6 @@ class Parser(argparse.ArgumentParser):
         """Print the error on one line and exit with code 2."""
         unknown = re.match(r"unrecognized arguments: (--?[\w-]+)", message)
         hint = did_you_mean(unknown[1], self._option_string_actions) if unknown else ""
-        error = ConfigError(message.removeprefix("argument "), hint=f"{hint} See {self.prog} --help")
-        say(f"error: {error}", file=sys.stderr)
+        text = message.removeprefix("argument ")
+        say(f"error: {ConfigError(text, hint=f'{hint} See {self.prog} --help')}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR)

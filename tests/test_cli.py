@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from gpusim_rl import cli
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
+from gpusim_rl.options import ORDER
 from gpusim_rl.settings.checks import known_keys
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.discover import read_yaml, task_section, tasks
@@ -196,24 +198,22 @@ def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_here
 
 def examples() -> list[str]:
     text = (paths.cfg_dir() / "config.yaml").read_text()
-    text = text[text.index("Examples") : text.index("Settings people change")]
-    return re.findall(r"^        (python train\.py.*?)(?:  .*)?$", text, flags=re.MULTILINE)
+    text = text[text.index("Examples:") : text.index("Task:")]
+    return re.findall(r"^        gpusim-rl train ?(.*)$", text, flags=re.MULTILINE)
 
 
 def test_help_is_short_and_names_real_settings(train_here, tmp_path):
     done = train_here("--help")
     lines = done.stdout.splitlines()
-    assert len(lines) <= 60
-    assert lines[0].startswith("usage: python train.py")
-    start = lines.index("Settings people change")
-    settings = [line.split()[0] for line in lines[start + 1 : lines.index("", start)]]
-    assert len(settings) == 12
-    assert set(settings) <= set(known_keys())
-    start = lines.index("Choices")
-    groups = [line.partition(":")[0] for line in lines[start + 1 : lines.index("", start)]]
+    assert len(lines) <= 75
+    settings = re.findall(r"^  ([\w.]+)=", done.stdout, re.MULTILINE)
+    assert len(settings) == 14
+    assert set(settings) <= {*known_keys(), "task", "sim", "algo"}
+    choices = done.stdout.partition("\nChoices:\n")[2].partition("\n\n")[0]
+    groups = re.findall(r"^  (\w+)", choices, re.MULTILINE)
     assert groups == ["actors", "algo", "debug", "log", "recipe", "sim", "task"]
-    assert f"task: {', '.join(tasks(outside=True))}" in lines
-    assert sum(line.startswith("  python train.py") for line in lines) == 7
+    assert "".join(choices.split()).endswith(f"task{','.join(tasks(outside=True))}")
+    assert sum(line.startswith("  gpusim-rl train") for line in lines) == 4
     assert list(tmp_path.iterdir()) == []
 
 
@@ -334,8 +334,9 @@ def test_a_flag_that_is_none_is_refused_in_the_name_of_the_command(name, monkeyp
     monkeypatch.setattr(sys, "argv", ["gpusim-rl", name])
     with pytest.raises(SystemExit) as ended:
         cli.main([name, *(["Ant"] if name == "demo" else []), "--no-such-flag=1"])
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2 and last.startswith(f"{name}: error: "), last
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2 and printed.count("\n") == 1, printed
+    assert printed.startswith("error: ") and f"See gpusim-rl {name} --help" in printed
 
 
 def test_importing_the_package_imports_nothing_heavy(command):
@@ -457,12 +458,12 @@ def run_dirs(folder: Path, task: str) -> list[Path]:
 
 @pytest.mark.slow
 def test_every_example_in_the_help_runs(train_cli, tmp_path):
-    assert len(examples()) == 6
+    assert len(examples()) == 4
     for example in examples():
-        done = train_cli(*example.split()[2:], "debug=smoke", "max_iterations=3", "num_envs=16")
+        done = train_cli(*example.split(), "debug=smoke", "max_iterations=3", "num_envs=16")
         assert done.stderr == ""
     assert len(run_dirs(tmp_path, "Cartpole")) == 4  # the first example, and the sweep over 3 seeds
-    assert len(run_dirs(tmp_path, "Ant")) == 2
+    assert len(run_dirs(tmp_path, "Ant")) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
@@ -691,14 +692,30 @@ def test_a_tool_is_a_command(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "argv: ['Juggler', '--force']\n"
     cli.main([])
     usage = capsys.readouterr().out
-    assert "new-task     write a new task\n" in usage
-    assert "train        train or evaluate a task\n" in usage
+    rows = re.findall(r"^  (\S+) +(.+)$|^(\w+):$", usage, re.MULTILINE)
+    assert rows.index(("train", "Train or evaluate a task", "")) == rows.index(("", "", "Train")) + 1
+    assert rows.index(("new-task", "Write a new task", "")) == rows.index(("", "", "Write")) + 1
 
 
-def test_every_tool_has_a_main_and_a_summary():
-    for name, file in cli.commands().items():
-        assert callable(cli.load_command(name)), name
-        assert re.match(r'(#!.*\n)?"""[A-Z]', file.read_text()), f"{file}: needs a docstring"
+@pytest.mark.parametrize("name", sorted(cli.commands()))
+def test_the_help_of_every_command_has_one_layout(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with suppress(SystemExit):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    summary, usage, *blocks = text.rstrip().split("\n\n")
+    assert len(summary) < 60 and usage.startswith(f"Usage: gpusim-rl {name} ")
+    titles = [block.partition(":\n")[0] for block in blocks]
+    assert titles[0] == "Examples" and titles[-1] == "General"
+    fixed = [title for title in titles if title in ORDER]
+    assert fixed == sorted(fixed, key=ORDER.index)
+    assert 2 <= len(re.findall(rf"^  # .+\n  gpusim-rl {name}", blocks[0], re.MULTILINE)) <= 4
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_exit_code_of_a_command_is_that_of_gpusim_rl(monkeypatch):
+    monkeypatch.setattr(cli, "load_command", lambda name: lambda argv: 1)
+    assert (cli.main(["doctor"]), cli.main(["--version"])) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -671,9 +671,7 @@ def flags_of(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_flags_that_are_named_exist(document):
-    shared = set[str]().union(
-        *(flags_of(ROOT / "gpusim_rl" / f"{name}.py") for name in ("settings/trust", "view/arguments", "files/paths"))
-    )
+    shared = set[str]().union(*(flags_of(ROOT / "gpusim_rl" / f"{name}.py") for name in ("options", "view/arguments")))
     files = [file for folder in COMMANDS for file in ROOT.glob(f"{folder}/*.py")]
     anywhere = shared.union(*map(flags_of, files))
     text = (ROOT / document).read_text()

@@ -523,7 +523,7 @@ def test_a_tool_prints_names_of_its_user_s_files_as_text(load_tool, monkeypatch,
     monkeypatch.setattr(tool, "checked", lambda *_: (ESCAPES, 8))
     point = Measurement(error=ESCAPES)
     monkeypatch.setattr("gpusim_rl.diagnose.short_training.measure_training", lambda *_, **__: point)
-    tool.main(["scaling", "task=Ant", "--num-envs", "8", "--devices", "cpu"])
+    tool.main(["scaling", "task=Ant", "--num-envs", "8", "--device", "cpu"])
     tool.main(["scaling", "task=Ant", "algo=impala", "actors=process", "num_actors=1"])
     for text in capsys.readouterr():
         assert_is_text(text)

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.options import Parser, number
-from gpusim_rl.view.arguments import check_video
+from gpusim_rl.view.arguments import check_out, check_video
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,6 +28,7 @@ from gpusim_rl.files import paths
 from gpusim_rl.files.provenance import git_state
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.options import Parser, positive
+from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,8 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("collect", __doc__)
-    text = "run folder, checkpoint, task (its latest run, or its demo), or script with a function controller(task)"
-    parser.option("source", text, "Arguments")
+    parser.option("source", "run folder, checkpoint, task (its latest run, or its demo), or script.py", "Arguments")
     parser.option("settings", "of a script's task")
     length = parser.add_mutually_exclusive_group()
     parser.option("--episodes", "whole episodes", "Episodes", EPISODES, type=positive, among=length)
@@ -79,7 +79,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def collect(args: argparse.Namespace) -> Demonstrations:
     """Record, keep what is asked for, write and print."""
     limit_openmp_spin()  # before torch is imported
-    paths.check_out(args.out, ".npz", overwrite=args.overwrite or args.append)
+    check_out(args.out, ".npz", overwrite=args.overwrite or args.append)
     if args.keep not in (None, "success"):
         try:
             args.keep = float(args.keep)

@@ -64,8 +64,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         devices = {"type": listed(str, ("cpu", "cuda")), "metavar": "A,B", "default": None}
         parser.option("--device", "or both", "Measurement", note="all available", **devices)
         parser.option("--iterations", "at least", default=5)
-        time_s = {"type": number(float, 0), "default": 3.0}
-        parser.option("--min-seconds", "wall-clock time to measure, at least [s]", "Measurement", **time_s)
+        parser.option("--min-seconds", "wall time, at least [s]", "Measurement", type=number(float, 0), default=3.0)
         parser.option("--warm-up", "iterations before", "Measurement", type=positive, default=WARM_UP)
         parser.options("--out", "--json", "--config-dir")
         parser.set_defaults(command=measure_scaling, argv=argv)
@@ -75,9 +74,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise ConfigError(f"unknown command {argv[0]!r}", hint=hint)
     parser = Parser("doctor", __doc__)
     parser.rows["Commands"] = [("scaling", SCALING)]
-    parser.option("run", "without it, the machine", nargs="?")
-    parser.option("--json")
-    parser.option("--config-dir", "unused here")
+    parser.option("run", "or nothing for the machine", nargs="?")
+    parser.options("--json", "--config-dir")
     args = parser.parse_args(argv)
     args.command = report_machine if args.run is None else report_run
     return args

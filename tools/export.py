@@ -17,9 +17,9 @@ import argparse
 from pathlib import Path
 
 from gpusim_rl.errors import friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.options import Parser
+from gpusim_rl.view.arguments import check_out
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,10 +32,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("export", __doc__)
     parser.option("run")
     parser.option("--out", "a folder", note="export/ in the run folder")
-    parser.option("--overwrite")
     parser.option("--no-int8", "write no ONNX file with 8-bit weights", "Output", action="store_true")
     parser.option("--order", "order of joints in all files", "Output", "the scene's", choices=["unitree"])
-    parser.options("--trust", "--config-dir")
+    parser.options("--overwrite", "--trust", "--config-dir")
     return parser.parse_args(argv)
 
 

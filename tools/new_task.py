@@ -102,14 +102,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("--urdf", "robot file", "Robot", metavar="FILE", among=robot)
     parser.option("--mjcf", "robot file, or menagerie:NAME", "Robot", metavar="FILE", among=robot)
     parser.option("--packages")
-    flag_pair = argparse.BooleanOptionalAction
-    parser.option("--free-base", "add or remove a free joint of the first body", "Robot", action=flag_pair)
+    parser.option("--free-base", "add or remove the base's free joint", "Robot", action=argparse.BooleanOptionalAction)
     parser.option("--feet", "bodies or shapes that touch the ground, for --velocity", "Robot", metavar="A,B")
     kind = parser.add_mutually_exclusive_group()
-    text = "make a walking robot track commanded velocities"
-    parser.option("--velocity", text, "Task", action="store_true", among=kind)
-    text = "import settings of an IsaacGymEnvs task"
-    parser.option("--from-isaacgymenvs", text, "Task", type=Path, metavar="YAML", among=kind)
+    parser.option("--velocity", "make a walking robot track velocities", "Task", action="store_true", among=kind)
+    parser.option("--from-isaacgymenvs", "settings from IsaacGymEnvs", "Task", type=Path, metavar="YAML", among=kind)
     parser.option("--out", "folder of my_tasks and my_cfg", default=Path())
     parser.option("--overwrite")
     return parser.parse_args(argv)

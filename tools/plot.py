@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.options import Parser
+from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +48,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("--key", "column of metrics.csv", "Curves", default="episode/return")
     parser.option("--x", "horizontal axis", "Curves", choices=list(X_COLUMNS), default="env_steps")
     parser.option("--out", ".png, .svg or .pdf", note="in the run folder, or here for several runs")
-    parser.option("--overwrite")
-    parser.option("--config-dir", "unused here")
+    parser.options("--overwrite", "--config-dir")
     return parser.parse_args(argv)
 
 

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out, free_name
+from gpusim_rl.files.paths import free_name
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.options import Parser, number, positive
+from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +51,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("pretrain-encoder", __doc__)
     parser.option("run", "or a task without a run, with --policy random")
     parser.option("settings")
-    kinds = ["spatial", "nature", "impala"]
-    parser.option("--kind", "network", "Training", choices=kinds, default="spatial")
+    parser.option("--kind", "network", "Training", choices=["spatial", "nature", "impala"], default="spatial")
     parser.option("--latents", "features of an image", "Training", type=positive, default=16)
     parser.option("--beta", "weight of the divergence", "Training", type=number(float, 0), default=1.0)
     parser.option("--frames", "frames to train on", "Training", type=positive, default=20_000)

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out, free_name
+from gpusim_rl.files.paths import free_name
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.options import Parser
-from gpusim_rl.view.arguments import check_video, open_player
+from gpusim_rl.view.arguments import check_out, check_video, open_player
 
 if TYPE_CHECKING:
     from gpusim_rl.view.player import Player

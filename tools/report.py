@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, first_line, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.options import Parser
+from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
     from gpusim_rl.view.report import Group

@@ -18,9 +18,9 @@ from contextlib import closing
 from pathlib import Path
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out, free_name
+from gpusim_rl.files.paths import free_name
 from gpusim_rl.options import Parser, number
-from gpusim_rl.view.arguments import open_player
+from gpusim_rl.view.arguments import check_out, open_player
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ SMALL = ("device=cpu", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64", 
 
 def test_another_library_stands_beside_ours_and_its_lines_are_named(tmp_path):
     pytest.importorskip("rsl_rl")
-    arguments = ("task=Cartpole", *SMALL, "--iterations", "1", "--baselines", "rsl_rl", "--json", "audit.json")
+    arguments = ("task=Cartpole", *SMALL, "--iterations", "1", "--baselines", "rsl_rl", "--out", "audit.json")
     script = ROOT / "benchmarks" / "throughput" / "audit_baselines.py"
     done = run_command(sys.executable, script, *arguments, cwd=tmp_path)
     report = json.loads((tmp_path / "audit.json").read_text())

@@ -179,7 +179,7 @@ def test_the_cheap_and_decisive_parts_come_first_and_all_have_time(tmp_path, mon
 
 
 def test_what_a_part_left_may_be_broken(tmp_path, monkeypatch):
-    script = "import sys; open(sys.argv[sys.argv.index('--json') + 1], 'w').write('{')"
+    script = "import sys; open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{')"
     monkeypatch.setattr(gpu_check, "tool", lambda name: [sys.executable, "-c", script])
     out = tmp_path / "gpu.json"
     assert gpu_check.main(["--device", "cpu", "--parts", "audit", "--out", str(out)]) == 1

@@ -199,18 +199,6 @@ def run_names(runs: str | Path = "runs") -> list[str]:
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
 
 
-def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:
-    """Raise ConfigError if a tool must not write to `--out`, or its name has none of the endings."""
-    if out is not None and endings and out.suffix not in endings:
-        raise ConfigError(key="--out", expected=f"a name ending in {' or '.join(endings)}", got=str(out))
-    if out is not None and not out.parent.is_dir():
-        hint = "Try one that is there, or make it first"
-        raise ConfigError(f"there is no folder {out.parent}", key=f"--out {out}", hint=hint)
-    if out is not None and out.exists() and not overwrite:
-        kind = "folder" if out.is_dir() else "file"
-        raise ConfigError(f"the {kind} exists", key=f"--out {out}", hint="Try another name, or --overwrite")
-
-
 def free_name(path: Path) -> Path:
     """Return the path, or the first free one of `<name>-2`, `<name>-3`, ..."""
     names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))

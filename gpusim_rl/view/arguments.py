@@ -22,6 +22,16 @@ def check_video(path: Path, size: tuple[int, int]) -> None:
         raise ConfigError(key="width and height of a video", expected="even numbers", got=size)
 
 
+def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:
+    """Raise ConfigError if a tool must not write to `--out`, or its name has none of the endings."""
+    if out is not None and endings and out.suffix not in endings:
+        raise ConfigError(key="--out", expected=f"a name ending in {' or '.join(endings)}", got=str(out))
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"there is no folder {out.parent}", key=f"--out {out}")
+    if out is not None and out.exists() and not overwrite:
+        raise ConfigError("exists already", key=f"--out {out}", hint="Try another name, or --overwrite")
+
+
 def open_player(args: argparse.Namespace, **options: Any) -> Player:
     """Open the player of a command line; `options` go to `Player.open`."""
     if args.policy == "trained":

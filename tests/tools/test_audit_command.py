@@ -36,7 +36,7 @@ def audit(tmp_path):
 
 
 def test_ant_transfers_nothing_and_the_json_has_all_numbers(audit, tmp_path):
-    done = audit("task=Ant", *SMALL, "--iterations", "2", "--json", "audit.json")
+    done = audit("task=Ant", *SMALL, "--iterations", "2", "--out", "audit.json")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("Ant, 16 envs, mujoco on cpu") and lines[0].endswith("per iteration, mean of 2")
     assert lines[-1] == "ok: a steady iteration copies and waits for nothing but the row of metrics"
@@ -91,8 +91,8 @@ def test_a_task_that_reads_fails_and_its_line_is_named(audit, tmp_path):
     ("arguments", "line"),
     [
         (["task=Antt"], "Did you mean 'Ant'?"),
-        (["task=Ant", "--iterations", "0"], "--iterations: expected above 0, got 0"),
-        (["task=Cartpole", *SMALL, "--iterations", "1", "--json", "/dev/null/a.json"], "cannot write /dev/null/a.json"),
+        (["task=Ant", "--iterations", "0"], "--iterations: expected at least 1, got 0"),
+        (["task=Cartpole", *SMALL, "--iterations", "1", "--out", "/dev/null/a.json"], "cannot write /dev/null/a.json"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, arguments, line):

@@ -58,10 +58,10 @@ def test_a_run_is_judged_without_loading_torch(tool):
         (["scalling", "task=Ant"], "unknown command 'scalling'. Did you mean 'scaling'?"),
         (["scaling", "task=Antt"], "unknown task 'Antt'. Did you mean 'Ant'?"),
         (["scaling", "task=Ant", "num_env=3"], "unknown key 'num_env'. Did you mean 'num_envs'?"),
-        (["scaling", "task=Ant", "processes=0,2"], "processes: expected positive numbers such as 1,2,4, got '0,2'"),
-        (["scaling", "task=Ant", "num_actors=1,x"], "num_actors: expected positive numbers"),
-        (["scaling", "task=Ant", "processes=1", "num_actors=2"], "got 'processes=1 num_actors=2'"),
-        (["scaling", "task=Ant", "processes=1,2", "--num-envs", "64"], "Try num_envs=512"),
+        (["scaling", "task=Ant", "--num-processes", "0,2"], "--num-processes: expected at least 1, got 0"),
+        (["scaling", "task=Ant", "--num-actors", "1,x"], "--num-actors: invalid"),
+        (["scaling", "task=Ant", "--num-processes", "1", "--num-actors", "2"], "not both"),
+        (["scaling", "task=Ant", "--num-processes", "1,2", "--num-envs", "64,8"], "--num-envs: expected one value"),
         (["scaling", "task=Ant", "num_envs=3"], "num_envs: scaling sets it"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_task_of_ones_own_is_measured(tool_here, tmp_path, monkeypatch):
     monkeypatch.setattr(short_training, "measure_training", lambda words, **_: started.append(words) or point)
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     (tmp_path / "my_cfg" / "task" / "Pole.yaml").write_text("# @package _global_\ndefaults: [Cartpole]\n")
-    words = ("-cd", "my_cfg", "task=Pole", "--num-envs", "8,16", "--devices", "cpu", "--json")
+    words = ("-cd", "my_cfg", "task=Pole", "--num-envs", "8,16", "--device", "cpu", "--json")
     found = json.loads(tool_here("doctor", "scaling", *words, cwd=tmp_path).stdout)
     assert [(row["num_envs"], row["error"]) for row in found["points"]] == [(8, None), (16, None)]
     assert started[0] == ["-cd", "my_cfg", "task=Pole", "num_envs=8", "device=cpu"]
@@ -104,7 +104,7 @@ def test_a_run_that_is_being_written_can_be_judged(tool, tmp_path):
 @pytest.mark.slow
 def test_scaling_is_measured_and_a_setting_recommended(tool, tmp_path):
     small = ["task=Cartpole", "ppo.horizon=4", "ppo.minibatch_size=32"]
-    how = ["--num-envs", "8,16", "--devices", "cpu", "--iterations", "2", "--seconds", "2", "--warm-up", "1"]
+    how = ["--num-envs", "8,16", "--device", "cpu", "--iterations", "2", "--min-seconds", "2", "--warm-up", "1"]
     out = tmp_path / "new" / "scaling.json"
     done = tool("doctor", "scaling", *small[:1], *how, *small[1:], "--out", out, env={"OMP_NUM_THREADS": "1"})
     result = json.loads(out.read_text())
@@ -126,7 +126,7 @@ def test_scaling_is_measured_and_a_setting_recommended(tool, tmp_path):
 
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_told(tool, tmp_path):
-    how = ["--num-envs", "8,1000000000", "--devices", "cpu", "--iterations", "1", "--seconds", "0", "--warm-up", "1"]
+    how = ["--num-envs", "8,1000000000", "--device", "cpu", "--iterations", "1", "--min-seconds", "0", "--warm-up", "1"]
     done = tool("doctor", "scaling", "task=Cartpole", "ppo.horizon=4", *how, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
     assert "1000000000 envs on cpu: num_envs=1000000000: out of memory (" in done.stdout
     assert "recommended: device=cpu num_envs=8" in done.stdout
@@ -136,19 +136,19 @@ def test_what_cannot_be_measured_is_told(tool, tmp_path):
 @pytest.mark.slow
 def test_numbers_of_processes_are_measured_and_one_is_called_useful(tool, tmp_path):
     out = tmp_path / "scaling.json"
-    small = ["task=Cartpole", "device=cpu", "num_envs=16", "ppo.horizon=8"]
-    how = ["processes=2,1", "--iterations", "3", "--seconds", "0", "--warm-up", "2", "--out", out]
+    small = ["task=Cartpole", "--device", "cpu", "--num-envs", "16", "ppo.horizon=8"]
+    how = ["--num-processes", "2,1", "--iterations", "3", "--min-seconds", "0", "--warm-up", "2", "--out", out]
     done = tool("doctor", "scaling", *small, *how, cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
     result = json.loads(out.read_text())
     one, two = result["points"]
     assert (one["count"], two["count"], one["efficiency"]) == (1, 2, 1.0) and one["error"] is None is two["error"]
     assert two["efficiency"] == pytest.approx(two["env_steps_per_s"] / one["env_steps_per_s"] / 2)
     assert 0 < two["learner_wait"] < 1 and two["iterations"] >= 3 and result["task"] == "Cartpole"
-    useful = result["recommendation"]["processes"]
+    useful = result["recommendation"]["num_processes"]
     lines = done.stdout.splitlines()
     assert lines[0].split()[:3] == ["processes", "env", "steps/s"] and lines[2].split()[0] == "2"
     assert "in sums" in lines[0] and "lag" not in lines[0]
-    assert useful in (1, 2) and f"useful: processes={useful}" in lines
+    assert useful in (1, 2) and f"useful: num_processes={useful}" in lines
     assert [path.name for path in tmp_path.iterdir()] == ["scaling.json"]
 
 
@@ -168,7 +168,7 @@ def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsy
     monkeypatch.setattr(checks, "check_settings", lambda given: None)
     monkeypatch.setattr(short_training, "measure_training", measure)
     given = ["task=Ant", "actors=process", "algo=impala"]
-    assert load_tool("doctor").main(["scaling", *given, "num_actors=[1,4,8,16]"]) == 0
+    assert load_tool("doctor").main(["scaling", *given, "--num-actors", "[1,4,8,16]"]) == 0
     assert started == [([*given, f"num_actors={count}"], None) for count in (1, 4, 8, 16)]
     lines = capsys.readouterr().out.splitlines()
     assert re.split(r"\s\s+", lines[0].strip())[:5] == ["actors", "env steps/s", "slowest", "fastest", "efficiency"]
@@ -178,7 +178,7 @@ def test_numbers_of_actors_are_measured_one_by_one(load_tool, monkeypatch, capsy
     assert "- 16 could not be measured: out of memory" in lines
 
 
-@pytest.mark.parametrize("flag", ["--devices=gpu", "--num-envs=0", "--num-envs=many", "--iterations=0"])
+@pytest.mark.parametrize("flag", ["--device=gpu", "--num-envs=0", "--num-envs=many", "--iterations=0"])
 def test_a_wrong_flag_is_reported(load_tool, flag, capsys):
     with pytest.raises(SystemExit) as exit_:
         load_tool("doctor").parse(["scaling", "task=Ant", flag])
