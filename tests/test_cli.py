@@ -207,7 +207,7 @@ def test_help_is_short_and_names_real_settings(train_here, tmp_path):
     lines = done.stdout.splitlines()
     assert len(lines) <= 75
     settings = re.findall(r"^  ([\w.]+)=", done.stdout, re.MULTILINE)
-    assert len(settings) == 14
+    assert len(settings) == 16
     assert set(settings) <= {*known_keys(), "task", "sim", "algo"}
     choices = done.stdout.partition("\nChoices:\n")[2].partition("\n\n")[0]
     groups = re.findall(r"^  (\w+)", choices, re.MULTILINE)

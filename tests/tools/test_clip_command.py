@@ -53,13 +53,13 @@ def test_what_a_policy_does_becomes_a_clip(clip, tmp_path):
     assert quat_rotate_inverse(quat, velocity).mean(dim=0).tolist() == pytest.approx([0.6, 0.0, 0.0], abs=0.15)
     assert "fits Go1Velocity" in clip("check", "a.npz", "Go1Velocity").stdout
     error = clip(*words, "a.npz", code=2).stderr
-    assert "--out a.npz: the file exists. Try another name, or --overwrite" in error
+    assert "--out a.npz: exists already. Try another name, or --overwrite" in error
 
 
 WRONG = {
     "a command too few": (("--command", "1", "0"), "3 numbers (x [m/s], y [m/s], yaw [rad/s])"),
-    "no time": (("--seconds", "0"), "got (0.0, 1.0)"),
-    "time back": (("--skip", "-1"), "got (4.0, -1.0)"),
+    "no time": (("--seconds", "0"), "--seconds: expected at least 0.001, got 0"),
+    "time back": (("--skip", "-1"), "--skip: expected at least 0, got -1"),
     "no robot": (("--robot", "head", "--seconds", "0.1", "--skip", "0"), "--robot head: "),
     "no clip's name": (("--out", "x.npy"), "got 'x.npy'"),
 }

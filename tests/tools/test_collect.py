@@ -240,7 +240,7 @@ def test_a_file_is_not_replaced_unasked(load_tool, collect, capsys: pytest.Captu
     Path("demonstrations.npz").write_text("mine")
     with pytest.raises(SystemExit):
         load_tool("collect").main(["push.py", "task=Cartpole"])
-    assert "--out demonstrations.npz: the file exists. Try another name, or --overwrite" in capsys.readouterr().err
+    assert "--out demonstrations.npz: exists already. Try another name, or --overwrite" in capsys.readouterr().err
     assert Path("demonstrations.npz").read_text() == "mine"
 
 

@@ -237,7 +237,7 @@ def test_what_runs_on_the_robot_needs_neither_torch_nor_this_package(file):
         (["Nothing"], "no checkpoint 'Nothing'"),
         (["empty"], "no checkpoint in empty"),
         (["Ant", "--out", "new/x"], "--out new/x: there is no folder new"),
-        (["Ant", "--out", "runs"], "--out runs: the folder exists"),
+        (["Ant", "--out", "runs"], "--out runs: exists already"),
         (["Ant", "--out", "file", "--overwrite"], "--out file: cannot write: Not a directory"),
     ],
 )
@@ -633,12 +633,12 @@ def test_a_video_that_cannot_be_drawn_is_one_line(exported_run, deploy, monkeypa
     def no_context(*_: object) -> None:
         raise mujoco.FatalError("an OpenGL platform library has not been loaded")
 
-    arguments = [str(exported_run("Anymal")), "--video", str(tmp_path / "a.mp4")]
+    arguments = [str(exported_run("Anymal")), "--out", str(tmp_path / "a.mp4")]
     monkeypatch.setattr(mujoco, "Renderer", no_context)
-    with pytest.raises(SystemExit, match=r"^--video: no OpenGL .*loaded\); try MUJOCO_GL=egl"):
+    with pytest.raises(SystemExit, match=r"^--out: no OpenGL .*loaded\); try MUJOCO_GL=egl"):
         deploy.main(arguments)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(SystemExit, match=r"^--video: needs imageio-ffmpeg; try pip install imageio-ffmpeg$"):
+    with pytest.raises(SystemExit, match=r"^--out: needs imageio-ffmpeg; try pip install imageio-ffmpeg$"):
         deploy.main(arguments)
 
 

@@ -79,7 +79,7 @@ def test_no_video_is_replaced_unless_asked(tool_here, tmp_path):
     again = (*tiny, "--out", names[1], "--width", "96")
     done = tool_here("record", *again, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: --out {names[1]}: the file exists. Try another name, or --overwrite\n"
+    assert done.stderr == f"error: --out {names[1]}: exists already. Try another name, or --overwrite\n"
     assert (tmp_path / names[1]).read_bytes() == before
     assert tool_here("record", *again, "--overwrite", cwd=tmp_path).stdout == f"{names[1]}\n"
     meta, frames = decode(tmp_path / names[1])

@@ -70,7 +70,7 @@ def test_the_same_seed_is_the_same_starts(transfer):
     [
         (["Cartpole", "--only", "frictoin"], "--only frictoin: no such variants. Did you mean 'friction'?"),
         (["Nothing"], "no checkpoint 'Nothing'"),
-        (["Cartpole", "--seconds", "0"], "--seconds: expected above 0, got 0.0"),
+        (["Cartpole", "--seconds", "0"], "--seconds: expected at least 0.001, got 0"),
     ],
 )
 def test_what_it_cannot_do_is_one_line(transfer, capsys, arguments, words):
