@@ -11,6 +11,7 @@ from types import FunctionType, ModuleType
 
 import pytest
 
+from gpusim_rl import cli
 from gpusim_rl.errors import ConfigError
 from helpers.commands import ROOT
 
@@ -43,6 +44,15 @@ def test_the_reference_has_what_a_package_exports(package):
     for value in (getattr(module, name) for name in module.__all__):
         if isinstance(value, type | FunctionType):
             assert value in documented or value.__module__ in modules, value
+
+
+def test_the_reference_has_every_command(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    text = importlib.import_module("cli_reference").reference()
+    titles = re.findall(r"^gpusim-rl (.+)\n~+$", text, re.MULTILINE)
+    assert {*titles} == {*cli.commands(), "clip record", "clip check", "clip play", "doctor scaling"}
+    play = text.partition("\ngpusim-rl play\n")[2].partition("\n~~~")[0]
+    assert "``--num-envs N``\n   number of envs" in play and "   gpusim-rl play Ant\n" in play
 
 
 def test_refusals_that_are_quoted_are_in_the_code():

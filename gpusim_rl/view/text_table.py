@@ -22,6 +22,6 @@ def table_lines(table: list[list[str]], right: Sequence[str], width: int | None,
 def two_columns(left: str, right: str, width: int, indent: int = 24) -> list[str]:
     """Format a row; a long left column has a line of its own."""
     first = f"  {left}".ljust(indent)
-    above, first = ([first.rstrip()], " " * indent) if len(first) > indent - 2 and first[-1] != " " else ([], first)
+    above, first = ([], first) if first.endswith("  ") else ([first.rstrip()], " " * indent)
     wrapped = textwrap.wrap(right, max(20, width - indent - 1), break_on_hyphens=False) or [""]
     return [*above, *(f"{first if i == 0 else ' ' * indent}{line}".rstrip() for i, line in enumerate(wrapped))]
