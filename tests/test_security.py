@@ -524,7 +524,7 @@ def test_a_tool_prints_names_of_its_user_s_files_as_text(load_tool, monkeypatch,
     point = Measurement(error=ESCAPES)
     monkeypatch.setattr("gpusim_rl.diagnose.short_training.measure_training", lambda *_, **__: point)
     tool.main(["scaling", "task=Ant", "--num-envs", "8", "--device", "cpu"])
-    tool.main(["scaling", "task=Ant", "algo=impala", "actors=process", "num_actors=1"])
+    tool.main(["scaling", "task=Ant", "algo=impala", "actors=process", "--num-actors", "1"])
     for text in capsys.readouterr():
         assert_is_text(text)
         assert text == "" or ("\\x1b]0;gone" in text and "[red]" in text), text

@@ -58,7 +58,6 @@ def test_what_a_policy_does_becomes_a_clip(clip, tmp_path):
 
 WRONG = {
     "a command too few": (("--command", "1", "0"), "3 numbers (x [m/s], y [m/s], yaw [rad/s])"),
-    "no time": (("--seconds", "0"), "--seconds: expected at least 0.001, got 0"),
     "time back": (("--skip", "-1"), "--skip: expected at least 0, got -1"),
     "no robot": (("--robot", "head", "--seconds", "0.1", "--skip", "0"), "--robot head: "),
     "no clip's name": (("--out", "x.npy"), "got 'x.npy'"),

@@ -107,21 +107,14 @@ def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
         (("Cartpole", "--num-envs", "400"), "160x120 pixels are too few for 400 envs"),
         (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw). On Debian or Ubuntu"),
         (("Pendulum", "--policy", "trained"), "no checkpoint 'Pendulum'"),
+        (("Cartpole", "--steps", "-3"), "--steps: expected at least 0, got -3"),
+        (("Cartpole", "--fill", "1.5"), "--fill: expected 0.01 to 1, got 1.5"),
     ],
 )
 def test_bad_input_is_one_line(tool_here, arguments, line):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     done = tool_here("snapshot", *SMALL, *arguments, env=without)
     assert done.refuses(line), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "why"),
-    [("--steps", "-3", "at least 0, got -3"), ("--fill", "1.5", "0.01 to 1, got 1.5")],
-)
-def test_numbers_out_of_range_are_refused(tool_here, option, value, why):
-    done = tool_here("snapshot", "Cartpole", option, value)
-    assert done.refuses(f"{option}: expected {why}")
 
 
 def test_a_picture_that_is_too_large_is_one_line(monkeypatch):
