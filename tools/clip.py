@@ -62,7 +62,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     records.option("--out", ".npz", note="the run's name, here")
     records.options("--seed", "--overwrite", "--trust", "--config-dir")
     for each in (checks, plays):
-        each.option("file", ".npz file, or a clip of the package, such as go1_trot", "Arguments")
+        each.option("file", ".npz file, or a bundled clip, such as go1_trot", "Arguments")
         each.option("robot", "task, robot of tasks/assets, MJCF or URDF file, menagerie:NAME", "Arguments", nargs="?")
         each.option("--packages")
     plays.options("--host", "--port")

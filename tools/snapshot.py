@@ -54,7 +54,7 @@ def snapshot(args: argparse.Namespace) -> Path:
         env = player.env
         if not isinstance(env, VecEnv):
             hint = f"Try tools/record.py {shlex.quote(args.run)}"
-            raise ConfigError("envs of another library cannot be drawn by snapshot", key=player.name, hint=hint)
+            raise ConfigError("snapshot needs one of our simulators", key=player.name, hint=hint)
         for _ in range(args.steps):
             player.step()
         sim = env.sim

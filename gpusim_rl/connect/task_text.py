@@ -125,7 +125,7 @@ def rounded(value: float) -> float:
 
 
 def render(folder: Path, template: str, **values: Any) -> str:
-    """Fill a template of a folder; filters `py` and `yaml` write strangers' names and values as literals."""
+    """Fill a template of a folder; filters `py` and `yaml` write third-party names and values as literals."""
     import jinja2
 
     environment = jinja2.Environment(
