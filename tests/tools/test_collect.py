@@ -216,7 +216,7 @@ def test_episodes_are_kept_by_success_or_return(collect: Callable[..., int], mon
         (("push.py", "task=Cartpole", "--explore"), "--explore: "),
         (("NoSuchRun",), "NoSuchRun"),
         (("Quadcopter", "--actor", "Cartpole"), "--actor Cartpole: expected a script"),
-        (("push.py", "--actor", "Quadcopter", "--keep", "success"), "--keep success: with --actor"),
+        (("push.py", "--actor", "Quadcopter", "--keep", "success"), "--keep success: incompatible with --actor"),
         (("push.py", "task=Cartpole", "--actor", "Quadcopter"), "task=Cartpole: a run has its own settings"),
         (("typed.py", "task=Cartpole"), "typed.py: the script is for Pendulum"),
     ],
