@@ -36,10 +36,10 @@ class Training:
         return float(rows[-1][name]) if rows else 0.0
 
     def actors(self, word: str = "process_engine") -> list[psutil.Process]:
-        """Return its live descendants with a word in the command line."""
+        """Return the live descendants with a word in the command line."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            with suppress(psutil.Error):  # it has just ended
+            with suppress(psutil.Error):  # just ended
                 found += [child] if child.status() != "zombie" and word in " ".join(child.cmdline()) else []
         return found
 

@@ -40,7 +40,7 @@ def steps() -> None:
     env = made()
     cfg = load_env_cfg(GO1)
     cfg.scene.num_envs, cfg.seed, cfg.episode_length_s, cfg.auto_reset = 4, 1, 0.4, False
-    hand = ManagerBasedRlEnv(cfg, device="cpu")  # two in a process
+    hand = ManagerBasedRlEnv(cfg, device="cpu")  # two per process
     torch.manual_seed(3)
     actions = [0.5 * torch.randn(4, 12) for _ in range(60)]
     env._envs.seed(9)
@@ -78,7 +78,7 @@ def steps() -> None:
     with tensor_checks.host_reads() as seen:
         for _ in range(21):
             env.step(NOTHING)
-    assert set(seen) == {"aten.nonzero.default"}, seen  # mjlab wants the numbers of the envs that begin anew
+    assert set(seen) == {"aten.nonzero.default"}, seen  # mjlab needs the indices of the envs to reset
     assert len(seen) == 21, seen
     tensor_checks.check_own_time(env)
 

@@ -23,7 +23,7 @@ from gpusim_rl.settings.schema import BCConfig
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 from gpusim_rl.testing.conformance import merged
 from helpers.composed import algorithm_defaults
-from helpers.demonstrated import shown_in
+from helpers.demonstrated import random_demonstrations
 from helpers.fakes import RandomEnv
 from helpers.on_policy import collect
 from helpers.raised import raises
@@ -68,7 +68,7 @@ TOY = EnvSpec(6, {"policy": 5}, Box(3), 1)
 def rule_demonstrations(episodes: int = 40, space: ActionSpace | None = None) -> Demonstrations:
     """Return demonstrations whose actions are a function of observations with offset and scale."""
     space = space or Box(3)
-    shown = shown_in(replace(TOY, action_space=space), episodes)
+    shown = random_demonstrations(replace(TOY, action_space=space), episodes)
     obs = shown.obs["policy"]
     action = 0.5 * np.tanh(obs[:, :3] - obs[:, 2:]) if isinstance(space, Box) else (obs[:, :2] > 0.0).astype(np.int64)
     return replace(shown, obs={"policy": 100.0 + 20.0 * obs}, action=action)
@@ -112,7 +112,7 @@ def test_observation_statistics_come_from_training_demonstrations(monkeypatch: p
 
 @pytest.mark.parametrize(("share", "held"), [(0.0, []), (0.2, [4, 9]), (0.5, [1, 3, 5, 7, 9]), (0.05, [])])
 def test_held_out_episodes_are_evenly_spaced(share: float, held: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = shown_in(TOY, episodes=10, length=8)
+    shown = random_demonstrations(TOY, episodes=10, length=8)
     shown = replace(shown, action=np.repeat(np.arange(10.0, dtype=np.float32), 8)[:, None] * np.ones((1, 3)))
     it, _ = clone(shown, monkeypatch, demonstrations={"held_out": share})
     assert it.seen is not None
@@ -122,13 +122,13 @@ def test_held_out_episodes_are_evenly_spaced(share: float, held: list[int], monk
 
 
 def test_diverged_steps_are_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = shown_in(TOY, episodes=2, length=5)
+    shown = random_demonstrations(TOY, episodes=2, length=5)
     it, _ = clone(replace(shown, diverged=np.arange(10) == 4), monkeypatch, demonstrations={"held_out": 0.0})
     assert it.seen is not None and it.seen.packed.shape[1] == 9
 
 
 def test_demonstrations_without_valid_steps_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = shown_in(TOY, episodes=5, length=1)
+    shown = random_demonstrations(TOY, episodes=5, length=1)
     with raises(ConfigError, key="bc.demonstrations.file=shown.npz", hint="Try more episodes"):
         clone(replace(shown, diverged=np.arange(5) < 4), monkeypatch, demonstrations={"held_out": 0.2})
 

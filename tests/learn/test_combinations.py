@@ -12,7 +12,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.spaces import Box, MultiDiscrete
 from gpusim_rl.testing.conformance import differences, merged
 from helpers.composed import algorithm_defaults
-from helpers.every_algorithm import BASES, has, learner, run
+from helpers.every_algorithm import BASES, existing, learner, run
 from helpers.states import saved
 
 STYLE = {"style": 4, "reference": 4}
@@ -61,9 +61,11 @@ def table(label: str) -> list[tuple[str, str, str | None, int, str, str]]:
     recurrence = (None, "gru") if "rnn" in defaults["network"] else (None,)
     rows = [(*row, "", "") for row in itertools.product(OBSERVED, SPACES, recurrence, (1, 3))]
     some = [*itertools.product(("numbers", "images and numbers"), ("continuous",), (*recurrence, "lstm"), (1, 3))]
-    rows += [(*row, name, "") for row in some for name, it in NETWORKS.items() if has(it, defaults["network"]) == it]
+    rows += [
+        (*row, name, "") for row in some for name, it in NETWORKS.items() if existing(it, defaults["network"]) == it
+    ]
     some += [("images", "continuous", None, 1)]
-    rows += [(*row, "", name) for row in some for name, it in ADDED.items() if name and has(it, defaults) == it]
+    rows += [(*row, "", name) for row in some for name, it in ADDED.items() if name and existing(it, defaults) == it]
     return [
         row for row in rows if (row[3] == 1 or OBSERVED[row[0]][1]) and not (row[2] == "lstm" and recurrence[1:] == ())
     ]
@@ -76,7 +78,7 @@ def trains(label: str, row: tuple[str, str, str | None, int, str, str]) -> bool:
     changes = merged(PLAIN, {"network": merged({"rnn": rnn, "encoder": {"frames": frames}}, NETWORKS.get(network, {}))})
     if label in ("sac", "td3", "dqn"):
         changes = merged(changes, {"demonstrations": {"file": None}, "replay": {"alpha": 0.0}})
-    changes = has(merged(changes, ADDED[added]), algorithm_defaults(BASES[label][0]))
+    changes = existing(merged(changes, ADDED[added]), algorithm_defaults(BASES[label][0]))
     env: dict[str, Any] = {"groups": {**groups, **(STYLE if label == "amp" else {})}, "images": images}
     env |= {"space": SPACES[actions], "final_images": "critic" not in groups}
     try:

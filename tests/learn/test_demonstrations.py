@@ -21,7 +21,7 @@ from gpusim_rl.learn.demonstrations import Demonstrations, load, make_replay, re
 from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import Box, MultiDiscrete
-from helpers.demonstrated import shown_in
+from helpers.demonstrated import random_demonstrations
 from helpers.fakes import RandomEnv
 from helpers.off_policy import ACTOR_CRITICS, OffPolicyLearner, settings_of
 from helpers.raised import raises
@@ -34,14 +34,14 @@ SPEC = EnvSpec(64, {"policy": 4}, Box(1), 500, task="Cartpole", dt=1.0 / 60.0, o
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    save(tmp_path / "shown.npz", shown_in(SPEC))
+    save(tmp_path / "shown.npz", random_demonstrations(SPEC))
     return tmp_path / "shown.npz"
 
 
 def test_demonstrations_file_round_trips(file: Path) -> None:
     found, digest = read(file)
     assert len(digest) == 64 and found.episodes == 10
-    expected = shown_in(SPEC)
+    expected = random_demonstrations(SPEC)
     assert (found.task, found.commit, found.dt, found.episode_length, found.num_envs) == ("Cartpole", "", SPEC.dt, 8, 1)
     for name in ("action", "reward", "terminated", "truncated", "diverged", "action_names"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
@@ -53,13 +53,13 @@ def test_file_over_size_limit_is_not_written(file: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(demonstrations, "DEMONSTRATIONS_BYTES", 1000)
     before = file.read_bytes()
     with pytest.raises(ConfigError, match="Try fewer episodes"):
-        save(file, shown_in(SPEC))
+        save(file, random_demonstrations(SPEC))
     assert file.read_bytes() == before
 
 
 def uneven(lengths: list[int], by_time: list[bool]) -> Demonstrations:
     """Return episodes of these lengths, ended by the time limit or the task."""
-    shown = shown_in(SPEC, episodes=1, length=sum(lengths))
+    shown = random_demonstrations(SPEC, episodes=1, length=sum(lengths))
     ends = np.zeros(sum(lengths), dtype=bool)
     ends[np.cumsum(lengths) - 1] = True
     cut = ends.copy()
@@ -121,7 +121,7 @@ def marked(path: Path, value: float) -> Path:
     """Write demonstrations for toy envs with every action `value`."""
     spec, obs = EnvSpec(3, {"policy": 5}, Box(3), 1), RandomEnv(150, {"policy": 5}, seed=2).reset()["policy"].numpy()
     action = np.full((150, 3), value, np.float32)
-    save(path, shown_in(spec, episodes=150, length=1, obs={"policy": obs}, action=action))
+    save(path, random_demonstrations(spec, episodes=150, length=1, obs={"policy": obs}, action=action))
     return path
 
 
@@ -206,7 +206,7 @@ def test_run_resumes_with_demonstrations_and_evaluates_without(
     shown = {name: {"demonstrations": {"file": str(file)}}}  # paths are not saved in checkpoints
     make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=5, **shown)).train()
     assert "warning: the demonstrations" not in capsys.readouterr().err
-    save(file, shown_in(SPEC, seed=1))
+    save(file, random_demonstrations(SPEC, seed=1))
     make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=6, **shown)).train()
     assert "warning: the demonstrations" in capsys.readouterr().err
     file.unlink()
@@ -269,7 +269,7 @@ def test_bad_demonstrations_file_is_rejected(file: Path, tmp_path: Path, monkeyp
     }.items():
         with pytest.raises(ConfigError, match=line):
             load(str(path), SPEC, ["policy"])
-    save(file, shown_in(SPEC, action_names=np.array(["x" * 20_000])))
+    save(file, random_demonstrations(SPEC, action_names=np.array(["x" * 20_000])))
     monkeypatch.setattr(demonstrations, "DEMONSTRATIONS_BYTES", file.stat().st_size)
     with pytest.raises(ConfigError, match="unpacked"):
         read(file)
@@ -292,7 +292,7 @@ def test_demonstrations_of_another_env_are_rejected(file: Path) -> None:
             load(str(file), spec, ["policy"])
     with raises(ConfigError, key=str(file), expected="2", got=0):
         load(str(file), replace(SPEC, obs_sizes={"policy": 4, "critic": 2}), ["policy", "critic"])
-    save(file, shown_in(replace(SPEC, action_space=MultiDiscrete((5,)))))
+    save(file, random_demonstrations(replace(SPEC, action_space=MultiDiscrete((5,)))))
     with raises(ConfigError, key=str(file), expected="less than [3]"):
         load(str(file), replace(SPEC, action_space=MultiDiscrete((3,))), ["policy"])
     with pytest.raises(ConfigError, match="n_step=80"):
