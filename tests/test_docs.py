@@ -613,7 +613,7 @@ def test_commands_parse(document, monkeypatch, runs_folder, tmp_path):
         if program == "torchrun":
             arguments = arguments[arguments.index("train.py") :]
         if command == "python train.py num_env=64":
-            with pytest.raises(ConfigError, match=r"unknown key 'num_env'\. Did you mean 'num_envs'\?"):
+            with pytest.raises(ConfigError, match="'num_envs'"):
                 compose(arguments[1:])
         elif arguments[:1] == ["train.py"]:
             settings = [argument for argument in arguments[1:] if "=" in argument]

@@ -79,7 +79,7 @@ def test_installed_command_trains_and_rejects_a_typo(mode, request, command, tmp
     train = (python.parent / "gpusim-rl", "train")
     done = command(*train, "task=Antt", check=False)
     assert (done.returncode, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
-    assert done.stderr.startswith("error: unknown task 'Antt'. Did you mean 'Ant'?")
+    assert done.stderr.startswith("error: ") and "'Ant'?" in done.stderr
     command(*train, "task=Ant", "debug=smoke", "device=cpu", timeout_s=280)
     run_dir = (tmp_path / "runs" / "Ant" / "latest").resolve()
     assert (run_dir / "checkpoints" / "last.pt").is_file()

@@ -211,7 +211,7 @@ def test_run_resumes_with_demonstrations_and_evaluates_without(
     assert "warning: the demonstrations" in capsys.readouterr().err
     file.unlink()
     assert evaluate_run(prepare("Cartpole", checkpoint=run, test=True))["episodes"] == 8
-    with pytest.raises(ConfigError, match=rf"{name}\.demonstrations\.file: cannot read .*shown\.npz: No such"):
+    with pytest.raises(ConfigError, match=rf"{name}\.demonstrations\.file: .*shown\.npz"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=7, **shown))
 
 
@@ -238,12 +238,12 @@ def zeros_with_nan(shape: tuple[int, ...], *place: int) -> np.ndarray:
         ({"action": zeros_with_nan((80, 1), 79, 0)}, r"action: .* control step 79, action\[0\]$"),
         ({"final_obs__policy": np.zeros((9, 4))}, r"final_obs/policy: expected shape \(10, 4\), got \(9, 4\)"),
         ({"obs__policy": None}, "obs/policy: no such array"),
-        ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "does not end an episode"),
-        ({"truncated": np.zeros(3, bool)}, "flags of the same control steps"),
+        ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "last of 80"),
+        ({"truncated": np.zeros(3, bool)}, "truncated.*: expected"),
         ({"reward": np.array(["x"] * 80)}, "reward: expected numbers"),
-        ({"task": None}, r"no demonstrations: .*task.*Try python tools/collect\.py"),
-        ({"dt": np.array("fast")}, "no demonstrations: .*could not convert"),
-        ({"dt": np.array(np.nan)}, "dt: expected .* got nan"),
+        ({"task": None}, r"task.*tools/collect\.py"),
+        ({"dt": np.array("fast")}, "could not convert"),
+        ({"dt": np.array(np.nan)}, "dt: .*nan"),
         ({"reward": np.array([None] * 80, dtype=object)}, "Python objects"),
     ],
 )

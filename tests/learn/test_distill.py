@@ -234,7 +234,7 @@ def test_ppo_starts_from_a_student(teacher: str, tmp_path: Path) -> None:
     assert {name for name in theirs if torch.equal(ours[name], theirs[name])} == names
     begun.train()
     make_trainer(prepare("Cartpole", checkpoint=str(the_run(tmp_path / "b")), max_iterations=3)).train()
-    with pytest.raises(ConfigError, match=r"start_from=.* no effect with checkpoint"):
+    with pytest.raises(ConfigError, match=r"start_from=.*checkpoint"):
         run(tmp_path / "c", "ppo", start_from=folder, checkpoint=str(the_run(tmp_path / "b")))
     with pytest.raises(ConfigError, match=r"start_from=.* both runs"):
         make_trainer(prepare("Cartpole", algo="sac", task=LEFT_OUT, num_envs=2, start_from=folder))
@@ -245,7 +245,7 @@ def test_ppo_starts_from_a_student(teacher: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"distill": {"teacher": "nowhere"}}, r"^no checkpoint 'nowhere': expected a run folder"),
+        ({"distill": {"teacher": "nowhere"}}, r"^no checkpoint 'nowhere'"),
         ({"task": {"observations": {"cart_pos": {"history": 2}}}}, r"it observes 4 numbers, .* 'policy' .* has 5"),
         ({"task": {"discrete": True}}, r"actions are discrete"),
         ({"distill": {"network": {"separate": True}}}, r"no value function"),
@@ -261,7 +261,7 @@ def test_teacher_with_other_actions_or_code_is_rejected(teacher: str, tmp_path: 
     pendulum = {"num_envs": 2, "log": {"console": "quiet", "dir": str(tmp_path)}, "distill": {"teacher": teacher}}
     with pytest.raises(ConfigError, match=r"distill\.teacher=.* observes 4 numbers"):
         make_trainer(prepare("Pendulum", algo="distill", **pendulum))
-    with pytest.raises(ConfigError, match=r"has 1 actions, but the task has 8"):
+    with pytest.raises(ConfigError, match=r"1 actions.* 8"):
         make_trainer(prepare("Ant", algo="distill", **pendulum))
     state = torch.load(f"{teacher}/checkpoints/last.pt", weights_only=True)
     state["config"]["ppo"]["network"]["_target_"] = "torch.nn.Linear"

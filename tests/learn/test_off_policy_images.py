@@ -217,14 +217,14 @@ def test_banner_reports_replay_memory() -> None:
     assert size == replay.expected_bytes
     kilobytes = size / 400 / 1e3
     assert f"replay of 100 x 4, {size / 1e9:.3g} GB ({kilobytes:.3g} kB per trans" in lines["batch"]
-    assert lines["network"].startswith("encoder spatial (frames: 1), actor ")
+    assert "spatial (frames: 1)" in lines["network"]
     on_host = learner("sac", "on the host").algorithm.describe()["batch"]
-    assert "GB on the host" in on_host and "GB of prefetched images" in on_host
+    assert "host" in on_host and "prefetched" in on_host
 
 
 @needs_lz4
 def test_banner_estimates_memory_of_compressed_frames() -> None:
-    assert "per transition, if LZ4 compresses to a third)" in learner("sac", "compressed").algorithm.describe()["batch"]
+    assert "LZ4" in learner("sac", "compressed").algorithm.describe()["batch"]
 
 
 def test_unsupported_image_settings_are_rejected() -> None:
@@ -247,12 +247,12 @@ def test_replay_larger_than_memory_is_rejected() -> None:
     cfg = off_policy_config("sac", {"replay": {"capacity": 100_000_000}})
     spec = EnvSpec(64, {"policy": 0}, Box(1), 500, images={"camera": (84, 84, 3)})
     rollout = Trajectory.empty(1, spec, ["camera", "policy"], torch.device("meta"))
-    with pytest.raises(ConfigError, match=r"4\.\d+e\+03 GB needed on cpu"):
+    with pytest.raises(ConfigError, match=r"4\.\d+e\+03 GB .* cpu"):
         make_replay(cfg, spec, rollout, "sac", device=CPU, seed=0, drawn=1)
     memory = {"capacity": 16, "save": False, "device": "cpu"}
     cfg = off_policy_config("sac", {"replay": memory, "network": {"encoder": {"frames": 8}}})
     spec = EnvSpec(1, {"policy": 0}, Box(1), 500, images={"camera": (6000, 6000, 3)})
-    with pytest.raises(ConfigError, match=r"221 GB on cpu, .* Try sac\.batch_size=\d+, or a"):
+    with pytest.raises(ConfigError, match=r"221 GB .* Try sac\.batch_size=\d+"):
         make_replay(cfg, spec, rollout, "sac", device=CPU, seed=0, drawn=64)
 
 

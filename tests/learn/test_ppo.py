@@ -499,7 +499,7 @@ def test_failed_compilation_falls_back_to_eager(monkeypatch, caplog) -> None:
     for it in (eager, compiled):
         it.train(2)
     assert all(map(torch.equal, eager.policy.parameters(), compiled.policy.parameters()))
-    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("the loss of PPO runs uncompiled: ")
+    assert len(caplog.messages) == 1 and "uncompiled" in caplog.messages[0]
 
 
 def run_alone(script: str) -> None:

@@ -143,7 +143,7 @@ def test_rnd_can_be_added_at_resume_and_is_described(tmp_path):
     make_trainer("Cartpole", tmp_path, max_iterations=1).train()
     [file] = tmp_path.glob("*/2*/checkpoints/last.pt")
     begun = make_trainer("Cartpole", tmp_path / "b", max_iterations=2, checkpoint=str(file), **settings)
-    assert begun.algorithm.describe()["rnd"] == "new states of policy, weight 1/s, linear to 0 at step 20"
+    assert begun.algorithm.describe()["rnd"].endswith("linear to 0 at step 20")
     begun.train()
 
 

@@ -67,11 +67,11 @@ def test_busy_port_is_rejected_and_busy_default_moves_on(monkeypatch):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"cannot serve on 127.0.0.1, port {port}: Address already in use"):
+        with pytest.raises(ConfigError, match=rf"127.0.0.1, port {port}: Address"):
             web._free_port("127.0.0.1", port)
         monkeypatch.setattr(web, "PORT", port)
         assert port < web._free_port("127.0.0.1", None) < port + web.PORTS
-    with pytest.raises(ConfigError, match=r"cannot serve on 192\.0\.2\.1, port 8080"):
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1, port 8080"):
         web._free_port("192.0.2.1", 8080)
     with raises(ConfigError, key="--port", got=99999):
         web._free_port("127.0.0.1", 99999)
@@ -85,7 +85,7 @@ def test_public_host_warns_about_missing_password(run, capsys, host, warned):
     with closing(Player.open(str(run), num_envs=2)) as player:
         view_in_browser(player, host=host, port=0, steps=3)
     out, err = capsys.readouterr()
-    assert re.fullmatch(rf"Cartpole is shown at http://{re.escape(host)}:\d+ \(Ctrl-C ends it\)\n", out)
+    assert re.fullmatch(rf"Cartpole .* http://{re.escape(host)}:\d+ .*\n", out)
     assert ("no password" in err) == warned
 
 
@@ -94,7 +94,7 @@ def test_play_without_display_uses_the_browser(tool_here):
     done = tool_here("play", "Cartpole", "--steps", "5", "--num-envs", "2", env=NO_DISPLAY)
     first, second = done.stdout.splitlines()
     assert "checkpoints/last.pt, iteration 6" in first
-    assert second.startswith("Cartpole is shown at http://127.0.0.1:")
+    assert second.startswith("Cartpole ") and " http://127.0.0.1:" in second
     assert done.stderr == ""
 
 
