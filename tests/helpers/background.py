@@ -18,7 +18,7 @@ from helpers.training import read_csv
 
 
 class Training:
-    """A training in the background, and its actors."""
+    """Training in the background, and its actors."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         command = [sys.executable, str(ROOT / "train.py"), *arguments]

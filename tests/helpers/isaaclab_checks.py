@@ -102,7 +102,7 @@ def steps() -> None:
 
 
 def diverged(env: IsaacLabEnv) -> None:
-    """A non-finite number ends an episode; the next step is the library's reset, not a sample."""
+    """Check that a non-finite number ends an episode; the next step is the library's reset, not a sample."""
     inner, rewards = env._envs, env._envs._get_rewards
     env.reset()
     bad = torch.tensor([False, False, True, False])
@@ -165,7 +165,7 @@ def managed() -> None:
 
 
 def pictures() -> None:
-    """Every env is drawn alone, without a display; drawing changes no numbers."""
+    """Check that each env is rendered alone, without a display, and that rendering changes no state."""
     cfg = tensor_checks.settings_of("IsaacLab", **CARTPOLE, kwargs={"render_mode": "rgb_array"})
     env = IsaacLabEnv.from_settings(cfg, num_envs=2, seed=1, device=CPU)
     before = env.reset()["policy"].clone()

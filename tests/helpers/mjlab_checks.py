@@ -36,7 +36,7 @@ def made(**changes: Any) -> MjLabEnv:
 
 
 def steps() -> None:
-    """Observations and rewards equal manual stepping bit for bit, including resets."""
+    """Check that observations and rewards equal manual stepping bit for bit, including resets."""
     env = made()
     cfg = load_env_cfg(GO1)
     cfg.scene.num_envs, cfg.seed, cfg.episode_length_s, cfg.auto_reset = 4, 1, 0.4, False
@@ -84,7 +84,7 @@ def steps() -> None:
 
 
 def diverged(env: MjLabEnv) -> None:
-    """A non-finite number ends an episode, and a new one begins in the same step."""
+    """Check that a non-finite number ends an episode, and a new one begins in the same step."""
     env.reset()
     env._envs.sim.data.qpos[1] = torch.nan
     step = env.step(NOTHING)

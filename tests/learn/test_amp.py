@@ -242,7 +242,7 @@ def test_difference_mode_uses_zeros_as_reference() -> None:
     net = style_of(it).discriminator
     near, far = (float(net(net.seen(torch.full((1, 3), x)))) for x in (0.0, 3.0))  # 3 is the agent's mean
     assert near > 0.0 > far
-    assert not net.seen(torch.zeros(1, 3)).any(), "zeros stay zeros"
+    assert not net.seen(torch.zeros(1, 3)).any()
 
 
 def test_difference_mode_scales_by_mean_absolute_value() -> None:

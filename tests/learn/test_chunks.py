@@ -129,4 +129,4 @@ def test_chunked_gradient_equals_full_gradient(kind: str, monkeypatch: Any, two_
     for name, value in whole.policy.state_dict().items():
         other = shared.policy.state_dict()[name]
         torch.testing.assert_close(other, value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
-        assert torch.equal(other, alone.policy.state_dict()[name]), "bit-identical for any number of workers"
+        assert torch.equal(other, alone.policy.state_dict()[name]), "result depends on the number of workers"

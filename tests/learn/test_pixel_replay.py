@@ -177,7 +177,7 @@ def test_episodes_ending_at_time_limit_are_sampled(compress: bool) -> None:
     story.write(70, limit=5)
     found = story.check(sample(story.replay, 2000, 1))
     starts = {(t, e) for t in range(46, 68) for e in range(4)}
-    assert found <= starts and len(found) >= len(starts) - 3 * 4, "only windows with incomplete stacks are excluded"
+    assert found <= starts and len(found) >= len(starts) - 3 * 4, "complete windows are excluded"
 
 
 # Known pitfalls

@@ -228,7 +228,7 @@ def test_gradient_norm_is_limited() -> None:
         step = it.ppo.steps.optimizer.masked_step
 
         def recording(*gradient: Tensor, it: Learner = it, norms: list[float] = norms, step: Any = step) -> None:
-            step(*gradient)  # which clips
+            step(*gradient)  # clips in place
             grads = [p.grad.flatten() for p in it.policy.parameters() if p.grad is not None]
             norms.append(torch.cat(grads).norm().item())
 

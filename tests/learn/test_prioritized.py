@@ -150,7 +150,7 @@ def test_new_transitions_get_largest_priority_so_far() -> None:
     memory.priorities.update(torch.tensor([0]), torch.tensor([0.0]), torch.ones(1), NO)
     memory.write()
     assert memory.priorities.values[4].item() == pytest.approx(7.0, abs=1e-5)
-    assert memory.priorities.values[0].item() == pytest.approx(1e-6), "transitions without error remain drawable"
+    assert memory.priorities.values[0].item() == pytest.approx(1e-6), "transition can never be drawn again"
 
 
 def test_invalid_transitions_are_drawn_only_once() -> None:
@@ -159,7 +159,7 @@ def test_invalid_transitions_are_drawn_only_once() -> None:
         memory.write(diverged=(1,) if step == 4 else ())
     drawn = memory.sample(2000)
     lost = {int(number) for number, weight in zip(drawn.action[:, 0], drawn.weight, strict=True) if weight == 0.0}
-    assert lost == {7, 9}, "windows of env 1 that include step 4"
+    assert lost == {7, 9}  # windows of env 1 that include step 4
     memory.priorities.update(drawn.index, torch.ones(2000), drawn.weight, NO)
     assert memory.possible() == memory.starts() - lost
     assert (memory.sample(2000).weight == 1.0).all()

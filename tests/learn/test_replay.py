@@ -184,7 +184,7 @@ def test_half_precision_storage_rounds_and_clamps(storage: str) -> None:
         assert found.dtype == torch.float32
         assert torch.allclose(found.unique(), torch.tensor([1.0 + 2.0**-6, largest]), rtol=2.0**-8)
     store(replay, {"policy": torch.full((2, 1), torch.inf)}, torch.zeros(2, 1), step)
-    assert not replay.latest(1)[0]["policy"].isfinite().any(), "infinite values are hidden"
+    assert not replay.latest(1)[0]["policy"].isfinite().any(), "infinite values were clamped"
 
 
 def test_latest_steps_are_in_order() -> None:

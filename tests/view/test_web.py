@@ -421,7 +421,7 @@ def test_slider_range_follows_command_limits():
         limits[:, 0] = torch.tensor([0.5, 0.5])
         viewer.hold(False)
         viewer.show()
-        assert (viewer._sliders[0].min, viewer._sliders[0].max) == (0.0, 0.5), "the range includes 0"
+        assert (viewer._sliders[0].min, viewer._sliders[0].max) == (0.0, 0.5)
 
 
 def test_pause_step_and_reset_buttons():
@@ -489,9 +489,9 @@ def test_checkpoint_can_be_switched_and_reloads_when_newer(run):
         assert player.iteration == 78 and "78" in viewer._iteration.content
         (folder / "last.pt").write_bytes(b"damaged")
         viewer.take("last.pt")
-        assert player.iteration == 78 and "last.pt" in viewer._problem.content, "the old policy stays"
+        assert player.iteration == 78 and "last.pt" in viewer._problem.content
         viewer.look_for_checkpoints()
-        assert "last.pt" in viewer._problem.content, "the message stays"
+        assert "last.pt" in viewer._problem.content, "message was cleared"
         touch(viewer._checkpoint, "../../other.pt")
         assert viewer.queue.empty()
 
