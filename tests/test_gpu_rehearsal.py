@@ -1,4 +1,4 @@
-"""Some tests of tests/gpu on a CPU, so that they fit today's code when a GPU is at hand."""
+"""Selected tests of tests/gpu on a CPU, to keep them in step with the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpu import test_actors_cuda, test_camera_cuda, test_graph_cuda, test_host_r
     ],
     ids=["replay memory", "envs", "numbers", "images", "draws", "actors"],
 )
-def test_a_test_for_the_gpu_fits_the_code(
+def test_gpu_test_runs_on_the_cpu(
     rehearsed: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     modules: list[Any] = [test_actors_cuda, test_camera_cuda, test_graph_cuda, test_host_replay_cuda]

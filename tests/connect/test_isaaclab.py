@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.beside import Library, documented_commands, environment_of
 from helpers.commands import ROOT
+from helpers.library_python import Library, documented_commands, environment_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TASK = ("task=IsaacLab", "env.id=offline_cartpole:Offline-Cartpole", "env.physics=newton_mjwarp", "device=cpu")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.beside import Library, documented_commands, environment_of
+from helpers.library_python import Library, documented_commands, environment_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TASK = ("task=MjLab", "env.id=Mjlab-Velocity-Flat-Unitree-Go1", "device=cpu")

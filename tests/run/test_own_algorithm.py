@@ -105,7 +105,7 @@ def test_it_is_evaluated_and_played(folder: Path) -> None:
 def test_it_conforms(folder: Path, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = module("test_my_algorithms").TestMyAlgorithms()
     assert suite.names() == ["search"] and suite.settings["search"]["horizon"] == 8
-    more: Any = {"test_an_iteration_reads_no_value": [monkeypatch]}
+    more: Any = {"test_iteration_runs_on_meta_tensors": [monkeypatch]}
     getattr(suite, check)("search", *more.get(check, []))
 
 

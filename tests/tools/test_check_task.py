@@ -47,14 +47,14 @@ def test_what_is_wrong_is_said_with_what_to_do(folder):
     assert done.returncode == 1 and done.stderr == ""
     failed = [line for line in lines if line.startswith("FAILED")]
     assert failed == [
-        "FAILED   the class docstring is the specification",
-        "FAILED   final obs is what a run without resets sees",
-        "FAILED   an env that diverges is reset and no other env notices",
+        "FAILED   class docstring matches observations and actions",
+        "FAILED   final obs equals run without resets",
+        "FAILED   diverged env is reset without affecting others",
     ]
     assert any("'Action space:'" in line for line in lines[lines.index(failed[0]) :])
     [advice] = [line for line in lines[lines.index(failed[2]) :] if "try:" in line]
     assert "no mean" in advice
-    assert "ok       it trains on every simulator: mujoco" in lines
+    assert "ok       task trains on every simulator: mujoco" in lines
     assert lines[-1] == f"Wobbly: {len([line for line in lines if line.startswith('ok')])} of 20 checks passed"
     assert sorted(path.name for path in folder.iterdir()) == ["my_cfg", "my_tasks"]
 
