@@ -39,7 +39,7 @@ def test_training_errors_are_passed_on():
 
 
 def test_training_is_ended_after_timeout():
-    assert measure_training(SMALL, warm_up=1, iterations=10**9, timeout_s=1.0).error.endswith(" 1 s")
+    assert str(measure_training(SMALL, warm_up=1, iterations=10**9, timeout_s=1.0).error).endswith(" 1 s")
 
 
 @pytest.mark.slow
