@@ -130,7 +130,7 @@ def test_pre_stop_hook_saves_last_iteration(head: Head) -> None:
         " to the head",
         1,
         f"the training ends {hook_s:.1f} s after the hook began, the head after {whole_s:.1f} s;"
-        f" last.pt is of the last row of metrics.csv ({rows[-1]})",
+        f" last.pt matches the last row of metrics.csv ({rows[-1]})",
         "nothing",
     )
 
