@@ -513,7 +513,7 @@ def test_decisive_gpu_tests_need_only_pytest(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "run_process", collect)
     gpu_check.run_tests(gpu_check.Job(gpu_check.parse([]), tmp_path, 120.0, {}, lambda part: None))
     assert 10 < len(found) < 25
-    assert any("does_what_eager_code_does[split" in test for test in found)
+    assert any("test_graph_equals_eager_code[split" in test for test in found)
 
 
 def test_no_gpu_test_name_is_prefix_of_another():
