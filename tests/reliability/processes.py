@@ -106,7 +106,7 @@ class Running:
 
     @property
     def alive(self) -> bool:
-        """Whether the command still runs."""
+        """Return whether the command still runs."""
         return self._finished is None and psutil.pid_exists(self.pid)
 
     def wait_for(self, condition: Callable[[], object]) -> None:
