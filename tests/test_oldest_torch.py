@@ -65,4 +65,4 @@ def test_decisive_gpu_tests_are_collected(python):
         [python, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", "-m", "decisive", ROOT / "tests" / "gpu"]
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_every_replay_draws_new_numbers[rollout]" in done.stdout
+    assert "test_every_replay_draws_new_noise[rollout]" in done.stdout
