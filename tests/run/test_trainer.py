@@ -243,7 +243,7 @@ def test_concurrent_training_of_the_same_run_is_detected(tmp_path, monkeypatch):
 
 
 def test_resumed_run_keeps_its_seed_and_reports_ignored_seed(tmp_path, capfd):
-    with ThreadPoolExecutor(1) as pool:  # training in a thread gets no signals
+    with ThreadPoolExecutor(1) as pool:  # covers training outside the main thread
         assert pool.submit(make_trainer("Cartpole", tmp_path, seed=5).train).result()["iteration"] == 3
     settings = {"checkpoint": str(the_run(tmp_path)), "max_iterations": 4, "log": {"console": "plain"}}
     assert make_trainer("Cartpole", tmp_path, seed=6, **settings).train()["iteration"] == 4
