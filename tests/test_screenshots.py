@@ -30,7 +30,7 @@ def test_screenshots_are_small_and_sharp(pictures):
         path = ROOT / "docs" / "images" / name
         assert path.stat().st_size < 80_000, name
         with image.open(path) as picture:
-            assert picture.width >= 1000 and 400 <= picture.height <= 1200, (name, picture.size)
+            assert picture.width >= 1000 and 200 <= picture.height <= 1200, (name, picture.size)
             darkest, brightest = picture.convert("L").getextrema()
         assert brightest - darkest > 150, f"{name} is empty"
 

@@ -221,7 +221,7 @@ HOSTILE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     "aliases": (RawYaml(BOMB), "an anchor or alias"),
     "tag": (RawYaml("task: !!python/object/apply:os.system ['touch x']\n"), "the tag "),
     "deep nesting": (RawYaml("a: " + "[" * 5000), "too deeply nested"),
-    "huge text": (RawYaml("a: " + "x" * 2_000_000), "has more than 1048576 bytes"),
+    "huge text": (RawYaml("a: " + "x" * 2_000_000), "1048576 bytes"),
     "huge int": (RawYaml("a: 1" + "0" * 50_000), "a number of 50001 characters"),
     "compressed checkpoint": (compressed, "is compressed"),
     "pickle that allocates memory": (lambda it: it.pickle(BYTEARRAY), "names 'builtins bytearray'"),

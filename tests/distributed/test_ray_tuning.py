@@ -25,7 +25,7 @@ def test_only_one_command_may_search_on_ray(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "poles").mkdir()
     with open_file(tmp_path / "poles" / "ray.lock", "ab") as file:
         assert lock(file)
-        with pytest.raises(ConfigError, match="another command"):
+        with pytest.raises(ConfigError, match="another process"):
             ray_search.tune(search)
 
 

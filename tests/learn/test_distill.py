@@ -246,7 +246,7 @@ def test_ppo_starts_from_a_student(teacher: str, tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"distill": {"teacher": "nowhere"}}, r"^no checkpoint 'nowhere'"),
-        ({"task": {"observations": {"cart_pos": {"history": 2}}}}, r"it observes 4 numbers, .* 'policy' .* has 5"),
+        ({"task": {"observations": {"cart_pos": {"history": 2}}}}, r"observes 4 numbers, .* 'policy' .* has 5"),
         ({"task": {"discrete": True}}, r"actions are discrete"),
         ({"distill": {"network": {"separate": True}}}, r"no value function"),
     ],
