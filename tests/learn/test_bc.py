@@ -138,7 +138,7 @@ def test_settings_that_bc_does_not_support_are_rejected(monkeypatch: pytest.Monk
         clone(rule_demonstrations(), monkeypatch, demonstrations={"file": None})
     with pytest.raises(ConfigError, match=r"network\.rnn"):
         config(network={"rnn": "gru"})
-    with pytest.raises(ConfigError, match=r"network\.separate=false"):
+    with pytest.raises(ConfigError, match=r"network\.separate"):
         config(network={"separate": True})
     with raises(ConfigError, key="algo=bc", hint="Try algo=distill"):
         spec = replace(TOY, images={"camera": (8, 8, 3)})
