@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 from gpusim_rl.public import __version__
+
+sys.path.append(str(Path(__file__).parent))
+
+from cli_reference import reference
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -45,6 +51,7 @@ CONTENTS = {
     "Reference": [
         "config",
         "outputs",
+        "reference/cli",
         "reference/training",
         "reference/task",
         "reference/environment",
@@ -99,12 +106,14 @@ GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 
 
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add contents and a replay to the start page; turn links to files outside the site into code-host links."""
+    """Add contents and a replay to the start page, the commands to theirs, and the code host to links that leave."""
     if page == root_doc:
         source[0], found = re.subn(r"(^!\[.*\n)", rf"\1\n{REPLAY}\n", source[0], count=1, flags=re.MULTILINE)
         assert found, "the start page has no picture for the replay to stand below"
         for caption, pages in CONTENTS.items():
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
+    if page == "reference/cli":
+        source[0] += reference()
     text = re.sub(r"(?<!!)(\[[^\]]*\])\(((?:examples|notebooks)/)", r"\1(../docs/\2", source[0])
     source[0] = re.sub(r"(?<!!)(\[[^\]]*\])\(\.\./", rf"\1({SOURCE}", text)
 

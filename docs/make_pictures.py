@@ -101,7 +101,7 @@ def moments(video: Path, box: tuple[int, int, int, int], shares: tuple[float, ..
 def exported(folder: Path) -> list[Image]:
     """Run the exported demo in plain MuJoCo."""
     run(folder, "tools/export.py", DEMO, "--out", "export")
-    command = ("--command", "0.8", "0", "0", "--seconds", "2", "--video", "walk.mp4")
+    command = ("--command", "0.8", "0", "0", "--seconds", "2", "--out", "walk.mp4")
     run(folder, "docs/examples/deploy.py", "export", *command)
     return moments(folder / "walk.mp4", (130, 150, 510, 435), (0.6, 0.68, 0.76, 0.84))
 

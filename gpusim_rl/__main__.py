@@ -5,6 +5,8 @@ from gpusim_rl import interrupts
 if __name__ == "__main__":
     interrupts.install()  # before imports that take time
 
+    import sys
+
     from gpusim_rl.cli import main
 
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Helpers for all tests: the checkout, and `train.py` as a user runs it."""
+"""Shared fixtures: the checkout, and `train.py` as a user runs it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from helpers import shape_check  # noqa: F401  # --jaxtyping-packages names it, 
 from helpers.commands import ROOT, Finished, run_command, run_here
 from helpers.serial import Turns, is_serial
 
-MAX_WORKERS = 16  # each takes 1.5 GB; with more, all would wait for the longest file
+MAX_WORKERS = 16  # each takes 1.5 GB; more would only wait for the longest file
 IN_A_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-# Workers of pytest-xdist share the cores: without this, each would start a thread per core.
+# Workers of pytest-xdist share the cores; without this, each starts a thread per core.
 if IN_A_WORKER:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts the tests in the background makes them, and all that they start, deaf to Ctrl-C.
+# A shell that starts the tests in the background makes them and their children ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n auto` means: a process for each CPU, and one more, because many tests wait for what they have started.
+    """Return the processes of `-n auto`: one per CPU, and one more because many tests wait for child processes.
 
-    None where there is one CPU, and for tests that a test starts.
+    0 with one CPU, and in tests started by a test.
     """
     from gpusim_rl.machine.hardware import available_cpus
 
@@ -37,8 +37,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let configs be composed once, and tests that measure time run alone."""
-    gc.disable()  # while files are imported it would go through a million objects again and again, and free none
+    """Cache composed configs, and make timing tests run alone."""
+    gc.disable()  # during imports it would scan a million objects again and again, and free none
     from helpers.composed import compose_once
 
     compose_once()
@@ -47,20 +47,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the serial tests of a file behind each other: the other workers wait for them once."""
+    """Order the serial tests of a file together, so that other workers wait once."""
     files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (files[item.path], is_serial(item)))
 
 
 def pytest_collection_finish() -> None:
-    """Let Python's collector look at what tests make, and no more at what was imported for them."""
+    """Resume garbage collection, without the imported objects."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def logs_of_sb3(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Stable-Baselines3 makes a log folder for each model, by default in the temporary folder."""
+def sb3_log_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Set the log folder of Stable-Baselines3, by default the temporary folder."""
     os.environ["SB3_LOGDIR"] = str(tmp_path_factory.mktemp("sb3"))
 
 
@@ -82,7 +82,7 @@ def train_cli(tmp_path: Path):
 
 @pytest.fixture
 def train_here(tmp_path: Path):
-    """Run `train.py` in an empty folder and in this process: for words that it refuses."""
+    """Run `train.py` in an empty folder and in this process, for arguments that it rejects."""
 
     def train(*arguments: str, cwd: Path = tmp_path) -> Finished:
         return run_here(ROOT / "train.py", *arguments, cwd=cwd)

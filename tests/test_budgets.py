@@ -1,6 +1,6 @@
-"""Budgets of size, by capability.
+"""Line budgets by capability.
 
-A number goes up only where another goes down by as much, or for a capability that is new as a whole.
+A budget rises only if another falls by as much, or for an entirely new capability.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     ),
     CORE: (19_450,),
 }
-"""Lines of a capability, and its files: the first row whose pattern fits has the file."""
+"""Line budget and file patterns of each capability; the first matching row owns a file."""
 FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_000, "benchmarks": 8_460}
 
 
@@ -107,8 +107,7 @@ def capability_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_a_capability_has_its_lines(capability):
-    """A capability that needs more pays with a cut of its own, or takes the lines of another one."""
+def test_capability_stays_within_its_line_budget(capability):
     most, *patterns = CAPABILITIES[capability]
     assert lines_of(*(path for path in FILES if capability_of(path) == capability)) <= most
     names = [path.relative_to(PACKAGE).with_suffix("").as_posix() for path in FILES]
@@ -116,17 +115,16 @@ def test_a_capability_has_its_lines(capability):
 
 
 @pytest.mark.parametrize(("folder", "most"), FOLDERS.items())
-def test_a_folder_beside_the_package_does_not_grow(folder, most):
+def test_folder_stays_within_its_line_budget(folder, most):
     assert lines_of(*(ROOT / folder).rglob("*.py")) <= most
 
 
-def test_benchmarks_are_instruments_in_folders():
-    """A script that answers one question is not kept: its json names the commit."""
+def test_benchmarks_folder_has_only_bench_and_readme():
     folder = ROOT / "benchmarks"
     assert {path.name for path in folder.iterdir() if path.is_file()} == {"README.md", "bench.py"}
 
 
-def test_no_package_is_more_than_a_fifth_of_it():
+def test_no_subpackage_exceeds_a_fifth_of_the_code():
     lines = Counter({path.name: lines_of(*path.rglob("*.py")) for path in PACKAGE.iterdir() if path.is_dir()})
     [(largest, number)] = lines.most_common(1)
     assert number <= 0.2 * lines_of(*FILES), f"{largest} has {number} lines"
@@ -142,22 +140,21 @@ def test_no_package_is_more_than_a_fifth_of_it():
     ],
     ids=["trainer", "vec_env", "newton", "hot path"],
 )
-def test_files_that_everybody_reads_stay_short(paths, most):
+def test_core_files_stay_short(paths, most):
     assert lines_of(*(PACKAGE / path for path in paths)) <= most
 
 
-def test_an_algorithm_has_ten_members_and_a_maker_of_policies():
-    """`Config` is the type of its settings: it is needed before there is an algorithm."""
+def test_algorithm_interface_has_no_further_members():
     members = {*vars(Algorithm), *Algorithm.__annotations__}
-    assert {name for name in members if not name.startswith("_")} - {"Config"} == SEAM
+    assert {name for name in members if not name.startswith("_")} - {"Config"} == SEAM  # Config: type of the settings
 
 
-def test_descriptions_of_environments_are_facts_of_them_alone():
+def test_env_spec_has_at_most_ten_fields():
     assert len(dataclasses.fields(EnvSpec)) <= 10
 
 
 def imported(path: Path) -> set[str]:
-    """Modules of the package that a file imports, anywhere in it."""
+    """Return the modules of the package that a file imports."""
     froms = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
     ours = [
         (node.module, name.name) for node in froms for name in node.names if (node.module or "").startswith("gpusim_rl")
@@ -165,7 +162,7 @@ def imported(path: Path) -> set[str]:
     return {f"{m}.{n}" if (ROOT / m.replace(".", "/") / f"{n}.py").is_file() else m for m, n in ours if m is not None}
 
 
-def test_no_module_needs_more_than_sixteen_others():
+def test_no_module_imports_more_than_sixteen_others():
     assert {path.name: len(imported(path)) for path in FILES if len(imported(path)) > 16} == {}
 
 
@@ -186,13 +183,13 @@ def names_of_classes() -> Counter[str]:
     return Counter(name for name in found if not name.startswith("_"))
 
 
-def test_no_class_name_and_no_file_name_stands_twice():
+def test_class_and_file_names_are_unique():
     assert {name for name, number in names_of_classes().items() if number > 1} == set()
     files = Counter(path.name for path in FILES if path.name != "__init__.py")
     assert {name for name, number in files.items() if number > 1} == set()
 
 
-def test_documents_at_the_front_stay_short():
+def test_front_documents_stay_short():
     assert words_of("README.md") <= 400
     assert words_of("docs/architecture.md") <= 1_200
     pages = [page for kind in ("*.md", "reference/*.rst") for page in (ROOT / "docs").glob(kind)]
@@ -200,7 +197,7 @@ def test_documents_at_the_front_stay_short():
     assert lines_of(ROOT / "CHANGELOG.md") <= 80
 
 
-def test_arguments_are_documented_by_a_noun_phrase():
+def test_argument_docs_are_noun_phrases():
     """`seed: Seed of the action noise.`, not `seed: Of the actions.`."""
     headless = re.compile(
         r"^ {8,}\w+: (Of|In|For|With|From|As|To|On|At|By|Beside|Behind|Where|Whether it) ", re.MULTILINE
@@ -212,8 +209,7 @@ def lines_of_methods(cls: type, *names: str) -> int:
     return sum(len(inspect.getsource(getattr(cls, name)).splitlines()) for name in names)
 
 
-def test_rollout_algorithms_stay_readable():
-    """PPO's update and loss are read from top to bottom; what is added to them are extensions."""
+def test_on_policy_algorithms_stay_short():
     methods = [name for name, member in vars(OnPolicy).items() if inspect.isfunction(member)]
     assert len(methods) <= 20
     assert lines_of_methods(PPO, "update") <= 45 and lines_of_methods(PPO, "update", "sample_losses") <= 70

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: fast, one-line errors, nothing left on disk."""
+"""Command line: start-up time, one-line errors, completion, runs, sweeps and the Python API."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from gpusim_rl import cli
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files import paths
+from gpusim_rl.options import ORDER
 from gpusim_rl.settings.checks import known_keys
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.discover import read_yaml, task_section, tasks
@@ -66,7 +68,7 @@ BAD_OVERRIDES = [
     ("arguments", "line"),
     [pytest.param(*row, marks=() if number % 2 == 0 else pytest.mark.slow) for number, row in enumerate(BAD_OVERRIDES)],
 )
-def test_a_bad_override_is_one_line_and_leaves_nothing(train_here, tmp_path, arguments, line):
+def test_bad_override_is_rejected_and_leaves_no_files(train_here, tmp_path, arguments, line):
     done = train_here(*arguments.split())
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {line}"), done.stderr
@@ -75,38 +77,38 @@ def test_a_bad_override_is_one_line_and_leaves_nothing(train_here, tmp_path, arg
     assert list(tmp_path.iterdir()) == []
 
 
-OF_HYDRA = {
+BAD_HYDRA_SETTINGS = {
     "hydra.verbose=[1]": "Hydra cannot use hydra.verbose=[1]: A logger name must be a string",
-    "hydra.run.dir=[1]": "",  # some are of no effect: then it is max_iterations that is refused
+    "hydra.run.dir=[1]": "",  # no effect: max_iterations is rejected instead
     "hydra.callbacks={a:{_target_:3}}": "",
     "hydra/launcher=x": "",
     "-m hydra.launcher={_target_:3} seed=1,2": "",
 }
 
 
-@pytest.mark.parametrize("arguments", OF_HYDRA)
-def test_a_setting_of_hydras_with_a_value_of_another_type_is_one_line(train_here, arguments):
+@pytest.mark.parametrize("arguments", BAD_HYDRA_SETTINGS)
+def test_bad_hydra_setting_is_rejected_in_one_line(train_here, arguments):
     done = train_here(*arguments.split(), "max_iterations=0")
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"error: {OF_HYDRA[arguments]}"), done.stderr
+    assert done.stderr.startswith(f"error: {BAD_HYDRA_SETTINGS[arguments]}"), done.stderr
 
 
 @pytest.mark.parametrize("arguments", ["--help", "task=Antt", "-m seed=1,2 num_envs=abc"])
-def test_help_and_a_typo_are_answered_at_once(train_cli, arguments):
+def test_help_and_typo_answer_quickly(train_cli, arguments):
     assert train_cli(*arguments.split(), check=False, cold=True).cpu_s < 1.5
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("task.control_hz=abc", "task.control_hz: expected a positive number, got 'abc'"),
-        ("+task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
+        ("task.control_hz=abc", "task.control_hz: expected"),
+        ("+task.physic_hz=60", "unknown key 'task.physic_hz'"),
         ("task.control_hz=77", "task.physics_hz"),
-        ("task._target_=os.getcwd", "task._target_=os.getcwd: expected a subclass of"),
+        ("task._target_=os.getcwd", "task._target_=os.getcwd: expected"),
         ("task._target_=no_such.Hopper", "task._target_=no_such.Hopper: no module named 'no_such'"),
     ],
 )
-def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_here, tmp_path, arguments, line):
+def test_bad_task_setting_is_rejected_and_leaves_no_files(train_here, tmp_path, arguments, line):
     done = train_here(*arguments.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {line}"), done.stderr
@@ -114,7 +116,7 @@ def test_a_bad_task_setting_is_one_line_and_leaves_nothing(train_here, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bug_in_a_task_file_shows_a_traceback_of_that_file_only(train_here, tmp_path):
+def test_bug_in_task_file_shows_traceback_without_hydra(train_here, tmp_path):
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     (tmp_path / "my_cfg" / "task" / "Juggler.yaml").write_text(
         "# @package _global_\ntask: {_target_: juggler_with_bug.Juggler}\n"
@@ -136,8 +138,8 @@ def test_broken_yaml_names_file_and_line(train_here, tmp_path):
 
 
 @pytest.fixture
-def broken(tmp_path) -> Path:
-    """A folder for -cd with a task that is well and several that are not."""
+def broken_config_dir(tmp_path) -> Path:
+    """Folder for -cd with one valid task and several broken ones."""
     folder = tmp_path / "my_cfg" / "task"
     folder.mkdir(parents=True)
     head = "# @package _global_\n"
@@ -159,35 +161,35 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "words"), BROKEN)
-def test_a_yaml_that_cannot_be_composed_is_one_line(train_here, broken, tmp_path, name, words):
+def test_yaml_that_cannot_be_composed_is_rejected(train_here, broken_config_dir, tmp_path, name, words):
     done = train_here("-cd", "my_cfg", f"task={name}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ") and f"/{words}" in done.stderr and done.stderr.count("\n") == 1
     with pytest.raises(ConfigError) as info:
-        compose([f"task={name}"], broken)
+        compose([f"task={name}"], broken_config_dir)
     assert f"/{words}" in str(info.value) and "\n" not in str(info.value)
     assert [path.name for path in tmp_path.iterdir()] == ["my_cfg"]
 
 
-def test_a_broken_task_does_not_hide_the_others(broken, capsys):
-    cli.main(["list", "--json", "--no-sizes", "-cd", str(broken)])
+def test_list_skips_broken_tasks_with_a_warning(broken_config_dir, capsys):
+    cli.main(["list", "--json", "--no-sizes", "-cd", str(broken_config_dir)])
     printed = capsys.readouterr()
     rows = {row["name"]: row for row in json.loads(printed.out)}
     assert set(rows) == {"Small", *tasks()} - {"Pendulum"}
-    assert rows["Small"]["description"] == rows["Ant"]["description"] != "", "what a task builds on tells its class"
+    assert rows["Small"]["description"] == rows["Ant"]["description"] != ""
     warnings = printed.err.splitlines()
     assert len(warnings) == 5 and all(line.startswith("warning: left out ") for line in warnings)
     assert all(any(words in line for line in warnings) for _, words in BROKEN)
 
 
-def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_here, broken, monkeypatch, tmp_path):
+def test_missing_or_conflicting_config_dir_is_rejected(train_here, broken_config_dir, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for call in (lambda folder: compose(["task=Ant"], folder), tasks, lambda folder: cli.main(["list", "-cd", folder])):
         with pytest.raises((ConfigError, SystemExit)):
             call("nowhere")
     with pytest.raises(ConfigError, match=r"-cd my_cgf: .* Did you mean 'my_cfg'\?"):
         compose(["task=Ant"], "my_cgf")
-    (broken / "config.yaml").write_text("num_envs: 3\n")
+    (broken_config_dir / "config.yaml").write_text("num_envs: 3\n")
     with pytest.raises(ConfigError, match=r"my_cfg/config\.yaml would replace"):
         compose(["task=Ant"], "my_cfg")
     done = train_here("-cd", "my_cfg", "task=Ant")
@@ -196,29 +198,27 @@ def test_a_folder_that_is_not_there_or_is_ours_is_one_line_everywhere(train_here
 
 def examples() -> list[str]:
     text = (paths.cfg_dir() / "config.yaml").read_text()
-    text = text[text.index("Examples") : text.index("Settings people change")]
-    return re.findall(r"^        (python train\.py.*?)(?:  .*)?$", text, flags=re.MULTILINE)
+    text = text[text.index("Examples:") : text.index("Task:")]
+    return re.findall(r"^        gpusim-rl train ?(.*)$", text, flags=re.MULTILINE)
 
 
 def test_help_is_short_and_names_real_settings(train_here, tmp_path):
     done = train_here("--help")
     lines = done.stdout.splitlines()
-    assert len(lines) <= 60
-    assert lines[0].startswith("usage: python train.py")
-    start = lines.index("Settings people change")
-    settings = [line.split()[0] for line in lines[start + 1 : lines.index("", start)]]
-    assert len(settings) == 12
-    assert set(settings) <= set(known_keys())
-    start = lines.index("Choices")
-    groups = [line.partition(":")[0] for line in lines[start + 1 : lines.index("", start)]]
+    assert len(lines) <= 75
+    settings = re.findall(r"^  ([\w.]+)=", done.stdout, re.MULTILINE)
+    assert len(settings) == 16
+    assert set(settings) <= {*known_keys(), "task", "sim", "algo"}
+    choices = done.stdout.partition("\nChoices:\n")[2].partition("\n\n")[0]
+    groups = re.findall(r"^  (\w+)", choices, re.MULTILINE)
     assert groups == ["actors", "algo", "debug", "log", "recipe", "sim", "task"]
-    assert f"task: {', '.join(tasks(outside=True))}" in lines
-    assert sum(line.startswith("  python train.py") for line in lines) == 7
+    assert "".join(choices.split()).endswith(f"task{','.join(tasks(outside=True))}")
+    assert sum(line.startswith("  gpusim-rl train") for line in lines) == 4
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--cfg job --resolve task=Ant", "num_envs=abc"])
-def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
+def test_help_and_composing_import_nothing_heavy(command, checkout, arguments):
     done = command(sys.executable, "-X", "importtime", checkout / "train.py", *arguments.split(), check=False)
     assert "gpusim_rl.settings.schema" in done.stderr
     assert not HEAVY.search(done.stderr)
@@ -228,7 +228,7 @@ def test_the_light_half_imports_nothing_heavy(command, checkout, arguments):
     ("typed", "expected"),
     [("task=An", "task=Ant"), ("task=Ant ppo.lea", "ppo.learning_rate=")],
 )
-def test_tab_completes(command, checkout, typed, expected):
+def test_tab_completes_settings(command, checkout, typed, expected):
     line = f"train.py {typed}"
     done = command(
         sys.executable,
@@ -241,7 +241,7 @@ def test_tab_completes(command, checkout, typed, expected):
 
 @pytest.fixture
 def some_runs(tmp_path) -> Path:
-    """A folder with runs of Ant and of an experiment."""
+    """Folder with runs of Ant and of an experiment."""
     for name in ("Ant", "fast-legs"):
         run = tmp_path / "runs" / name / "2026-01-31_12-00-00"
         (run / "checkpoints").mkdir(parents=True)
@@ -274,10 +274,10 @@ def test_tab_completes_checkpoints(some_runs, monkeypatch, capsys, typed, expect
     ("typed", "expected"),
     [("rec", ["record "]), ("plot runs/Ant/2", [RUN]), ("list ", []), ("train ppo.epo", ["ppo.epochs="])],
 )
-def test_tab_completes_the_command_in_bash(command, some_runs, typed, expected):
+def test_bash_completes_commands_and_arguments(command, some_runs, typed, expected):
     bin_folder = some_runs / "bin"
     bin_folder.mkdir()
-    entry_point = bin_folder / "gpusim-rl"  # what pip makes
+    entry_point = bin_folder / "gpusim-rl"  # as made by pip
     entry_point.write_text(f"#!{sys.executable}\nfrom gpusim_rl.cli import main\nmain()\n")
     entry_point.chmod(0o755)
     line = f"gpusim-rl {typed}"
@@ -294,8 +294,7 @@ def test_tab_completes_the_command_in_bash(command, some_runs, typed, expected):
     ("typed", "expected"),
     [("play comp/", "comp/fine-1.0/"), ("train checkpoint=comp/", "checkpoint=comp/fine-1.0/")],
 )
-def test_tab_offers_no_name_that_a_shell_would_run(some_runs, monkeypatch, capsys, typed, expected):
-    """Bash puts the words on the command line as they are."""
+def test_tab_never_offers_names_with_shell_syntax(some_runs, monkeypatch, capsys, typed, expected):
     for name in ("$(touch pwned)", "a;touch pwned", "a b", "`id`", "*", "a\x1b[2J", "fine-1.0"):
         (some_runs / "comp" / name).mkdir(parents=True)
     (some_runs / "runs" / "$(id)").mkdir()
@@ -320,7 +319,7 @@ def test_tab_offers_no_name_that_a_shell_would_run(some_runs, monkeypatch, capsy
         ("play --nothing", []),
     ],
 )
-def test_tab_offers_the_flags_of_a_tool(tmp_path, monkeypatch, capsys, typed, expected):
+def test_tab_completes_flags_of_tools(tmp_path, monkeypatch, capsys, typed, expected):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COMP_LINE", f"gpusim-rl {typed}")
     cli.main(["completion", "query"])
@@ -329,30 +328,20 @@ def test_tab_offers_the_flags_of_a_tool(tmp_path, monkeypatch, capsys, typed, ex
     assert expected or not offered.out
 
 
-@pytest.mark.parametrize("name", sorted({*cli.commands()} - {"train", "tune"}))
-def test_a_flag_that_is_none_is_refused_in_the_name_of_the_command(name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpusim-rl", name])
-    with pytest.raises(SystemExit) as ended:
-        cli.main([name, *(["Ant"] if name == "demo" else []), "--no-such-flag=1"])
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2 and last.startswith(f"{name}: error: "), last
-
-
-def test_importing_the_package_imports_nothing_heavy(command):
+def test_package_import_loads_nothing_heavy(command):
     code = "import sys, gpusim_rl; print(gpusim_rl.__version__, *sys.modules)"
     words = command(sys.executable, "-c", code, env={"PYTHONPATH": str(paths.PACKAGE.parent)})
     assert not {"torch", "mujoco", "warp", "hydra", "omegaconf"} & set(words.stdout.split())
 
 
-def test_a_training_on_the_cpu_imports_no_compiler_no_warp_and_no_logger_of_others(command):
-    """Each of them takes between a tenth of a second and two."""
+def test_cpu_training_imports_no_compiler_warp_or_wandb(command):
     code = "import sys, gpusim_rl; gpusim_rl.train('Cartpole', debug='smoke', device='cpu'); print(*sys.modules)"
     done = command(sys.executable, "-c", code, env={"PYTHONPATH": str(paths.PACKAGE.parent)})
     unneeded = {"torch._dynamo", "torch._inductor", "warp", "mujoco_warp", "newton", "wandb", "matplotlib"}
     assert unneeded & set(done.stdout.split()) == set()
 
 
-def test_the_package_exports_what_it_says():
+def test_every_name_in_all_is_exported():
     import gpusim_rl
 
     for name in gpusim_rl.__all__:
@@ -362,7 +351,7 @@ def test_the_package_exports_what_it_says():
         gpusim_rl.nothing  # noqa: B018
 
 
-def test_list_tells_every_task(capsys, monkeypatch):
+def test_list_shows_every_task(capsys, monkeypatch):
     cli.main(["list", "--json", "--no-sizes"])
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert set(rows) == {file.stem for file in (paths.cfg_dir() / "task").glob("*.yaml")} - {
@@ -376,7 +365,7 @@ def test_list_tells_every_task(capsys, monkeypatch):
     assert (ant["obs"], ant["act"], ant["envs"], ant["source"]) == (60, 8, 4096, "gpusim_rl")
 
 
-def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path):
+def test_list_shows_time_to_learn(capsys, monkeypatch, tmp_path):
     hardware = {"hardware": "2 CPU cores", "threshold": 1.0, "stat": ""}
     best = {
         "Ant": {"result": "3,000 in 7 min", "seconds": 400.0, "overrides": [], **hardware},
@@ -395,18 +384,18 @@ def test_list_tells_how_long_a_task_takes_to_learn(capsys, monkeypatch, tmp_path
     each = "full: 205 of 470 in 10 min, 2 CPU cores; quick: 113 in 17 min, 2 CPU cores"
     assert rows["Go1Velocity"] == (True, each) and listed["Go1Velocity"]["seconds_to_threshold"] == 9.0
     assert rows["Ant"] == (True, "3,000 in 7 min, 2 CPU cores")
-    assert rows["Anymal"] == (False, "3,000 in 7 min, 2 CPU cores"), "not with the settings of its yaml"
+    assert rows["Anymal"] == (False, "3,000 in 7 min, 2 CPU cores")
     assert rows["Cartpole"] == (False, "205 of 470 in 10 min, 2 CPU cores")
     assert rows["Pendulum"] == (False, None)
 
     cli.main(["list", "--no-sizes"])
     shown = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert set(shown) == {"task", *tasks()}, "one line each, names whole"
+    assert set(shown) == {"task", *tasks()}
     assert [shown[name].split()[2] for name in ("Ant", "Anymal", "Cartpole")] == ["yes", "yes*", "no"]
 
 
 @pytest.mark.parametrize("width", [80, 10])
-def test_a_narrow_list_loses_its_last_columns_and_never_a_name(capsys, monkeypatch, width):
+def test_narrow_list_drops_columns_but_keeps_names(capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     cli.main(["list", "--no-sizes"])
@@ -425,7 +414,7 @@ task: {_target_: plugged.juggler.Juggler}
 
 @pytest.fixture
 def plugin(tmp_path) -> Path:
-    """A folder with an installed package that ships a task, and one that announces nothing real."""
+    """Folder with an installed package that ships a task, and one with a broken entry point."""
     site = tmp_path / "site"
     (site / "plugged" / "cfg" / "task").mkdir(parents=True)
     (site / "plugged" / "__init__.py").write_text("raise RuntimeError('must not be imported')\n")
@@ -439,13 +428,13 @@ def plugin(tmp_path) -> Path:
     return site
 
 
-def test_an_installed_package_adds_tasks(command, plugin, checkout):
+def test_installed_package_adds_tasks(command, plugin, checkout):
     env = {"PYTHONPATH": f"{plugin}:{checkout}"}
     done = command(*(sys.executable, "-m", "gpusim_rl.cli", "list", "--json", "--no-sizes"), env=env)
     rows = {row["name"]: row for row in json.loads(done.stdout)}
     assert rows["Juggler"]["source"] == "plugged-tasks"
     assert rows["Juggler"]["description"] == "Keep three balls in the air."
-    assert "warning: skipped the tasks of 'gone'" in done.stderr
+    assert "warning: " in done.stderr and "'gone'" in done.stderr
 
     shown = command(sys.executable, checkout / "train.py", "--cfg", "job", "task=Juggler", env=env)
     assert "_target_: plugged.juggler.Juggler" in shown.stdout
@@ -457,16 +446,16 @@ def run_dirs(folder: Path, task: str) -> list[Path]:
 
 @pytest.mark.slow
 def test_every_example_in_the_help_runs(train_cli, tmp_path):
-    assert len(examples()) == 6
+    assert len(examples()) == 4
     for example in examples():
-        done = train_cli(*example.split()[2:], "debug=smoke", "max_iterations=3", "num_envs=16")
+        done = train_cli(*example.split(), "debug=smoke", "max_iterations=3", "num_envs=16")
         assert done.stderr == ""
     assert len(run_dirs(tmp_path, "Cartpole")) == 4  # the first example, and the sweep over 3 seeds
-    assert len(run_dirs(tmp_path, "Ant")) == 2
+    assert len(run_dirs(tmp_path, "Ant")) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
-def test_a_run_is_resumed_by_its_folder_alone(train_here, tmp_path):
+def test_run_resumes_from_its_folder(train_here, tmp_path):
     assert train_here("task=Pendulum", "debug=smoke", "ppo.horizon=4").returncode == 0
     [folder] = run_dirs(tmp_path, "Pendulum")
     assert train_here(f"checkpoint={folder}", "max_iterations=3").returncode == 0
@@ -474,34 +463,34 @@ def test_a_run_is_resumed_by_its_folder_alone(train_here, tmp_path):
     rows = (folder / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows[1:]] == ["1", "2", "3"]
     done = train_here("checkpoint=Pendulum", "task=Ant")
-    assert done.returncode == 2 and done.stderr.startswith("error: checkpoint of another task")
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "another task" in done.stderr
 
 
-def test_a_sweep_stops_before_it_starts_when_one_run_is_wrong(train_here, tmp_path):
+def test_sweep_with_an_invalid_run_does_not_start(train_here, tmp_path):
     done = train_here("-m", "debug=smoke", "seed=1,2,-7")
     assert done.returncode == 2
-    assert done.stderr == "error: seed: expected an int in [-1, 2^31), got -7\n"
+    assert done.stderr.startswith("error: seed: ") and done.stderr.endswith(" got -7\n")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_sweep_does_not_train_in_one_folder(train_cli, tmp_path):
+def test_sweep_rejects_a_shared_run_folder(train_cli, tmp_path):
     train_cli("debug=smoke", "task=Cartpole")
     done = train_cli("-m", "checkpoint=Cartpole", "seed=1,2", "max_iterations=4", check=False)
-    assert done.returncode == 2 and "2 runs would train in one folder. Try checkpoint=" in done.stderr
+    assert done.returncode == 2 and "2 runs" in done.stderr
     best = re.findall(r"Try (checkpoint=\S+/best\.pt), ", done.stderr)
     train_cli("-m", *best, "seed=1,2", "max_iterations=3")
     assert len(run_dirs(tmp_path, "Cartpole")) == 3
 
 
-def test_a_sweep_ends_with_a_row_for_each_run(train_here, tmp_path):
+def test_sweep_ends_with_a_row_per_run(train_here, tmp_path):
     small = ("debug=smoke", "task=Cartpole", "task.episode_length=8", "log.console=plain")
     done = train_here("-m", *small, "seed=1,2", "ppo.horizon=16")
     *_, head, first, second = done.stdout.splitlines()
     assert re.split(r"\s{2,}", head) == ["overrides", "last return", "best return", "run"]
     for line, seed in ((first, 1), (second, 2)):
         overrides, last, _, run = line.split()
-        assert overrides == f"seed={seed}", "what the runs share is left out"
+        assert overrides == f"seed={seed}"
         rows = (tmp_path / run / "metrics.csv").read_text().splitlines()
         column = rows[0].split(",").index("episode/return")
         assert float(last) == pytest.approx(float(rows[-1].split(",")[column]), rel=1e-3)
@@ -528,7 +517,7 @@ class Juggler(Pendulum):
 
 @pytest.fixture
 def juggler(tmp_path, checkout) -> Path:
-    """A task in the user's folder: juggler.py, and my_cfg/task/Juggler.yaml."""
+    """Task in the user's folder: juggler.py and my_cfg/task/Juggler.yaml."""
     (tmp_path / "juggler.py").write_text(JUGGLER)
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     text = (checkout / "cfg" / "task" / "Pendulum.yaml").read_text()
@@ -537,11 +526,11 @@ def juggler(tmp_path, checkout) -> Path:
     return tmp_path
 
 
-def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(train_here, juggler):
+def test_config_dir_adds_task_and_resume_requires_trust(train_here, juggler):
     done = train_here("-cd", "my_cfg", "task=Juggler", "debug=smoke")
     [folder] = run_dirs(juggler, "Juggler")
     offered = re.findall(r"^  (\w.*)$", done.stdout.partition("\nnext:\n")[2], re.MULTILINE)
-    assert [" -cd my_cfg" in command for command in offered] == [True, True, True, False]  # plot runs no code of it
+    assert [" -cd my_cfg" in command for command in offered] == [True, True, True, False]  # plot runs no task code
     train_here("checkpoint=Juggler", "max_iterations=3", "-cd", "my_cfg")
     done = train_here("checkpoint=Juggler", "max_iterations=4", "trust=true")
     assert done.stdout.count("max_iterations=8 trust=true\n") == 1 and done.stdout.count(" --trust\n") == 2
@@ -550,11 +539,11 @@ def test_a_folder_adds_a_task_and_its_run_is_resumed_where_its_code_is_trusted(t
     assert "task._target_=juggler.Juggler would run code" in done.stderr and done.stderr.count("\n") == 1
     assert "trust=true" in done.stderr
     done = train_here("--config-dir=my_cfg", "task=Jugler")
-    assert done.stderr.startswith("error: unknown task 'Jugler'. Did you mean 'Juggler'?")
+    assert done.stderr.startswith("error: unknown task") and "'Juggler'?" in done.stderr
 
 
 @pytest.mark.parametrize("group", ["task", "algo"])
-def test_a_yaml_that_is_not_found_says_where_it_was_looked_for(juggler, monkeypatch, group):
+def test_missing_yaml_names_the_searched_folders(juggler, monkeypatch, group):
     monkeypatch.chdir(juggler)
 
     def hint(config_dir: str | None) -> str:
@@ -568,14 +557,14 @@ def test_a_yaml_that_is_not_found_says_where_it_was_looked_for(juggler, monkeypa
     assert hint(None) == f"Try -cd <folder that holds {group}/Zzz.yaml>."
 
 
-def test_a_folder_of_the_users_wins_over_ours_in_python_and_only_there(juggler):
+def test_config_dir_overrides_a_built_in_task(juggler):
     (juggler / "my_cfg" / "task" / "Juggler.yaml").rename(juggler / "my_cfg" / "task" / "Pendulum.yaml")
     assert compose(["task=Pendulum"], juggler / "my_cfg")["task"]["_target_"] == "juggler.Juggler"
     assert compose(["task=Pendulum"])["task"]["_target_"] == "gpusim_rl.tasks.pendulum.Pendulum"
 
 
 @pytest.mark.slow
-def test_a_run_is_called_as_its_yaml(train_cli, tmp_path):
+def test_run_is_named_after_its_yaml(train_cli, tmp_path):
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
     yaml = "# @package _global_\ndefaults: [Pendulum]\ntask: {max_torque: 3.0}\n"
     (tmp_path / "my_cfg" / "task" / "Strong.yaml").write_text(yaml)
@@ -586,7 +575,7 @@ def test_a_run_is_called_as_its_yaml(train_cli, tmp_path):
     assert run_dirs(tmp_path, "Strong") == [folder] and read_yaml(folder / "config.yaml")["task"]["max_torque"] == 3.0
 
 
-def test_python_trains_with_the_same_defaults(tmp_path, monkeypatch):
+def test_python_api_has_command_line_defaults(tmp_path, monkeypatch):
     import gpusim_rl
 
     monkeypatch.chdir(tmp_path)
@@ -597,7 +586,7 @@ def test_python_trains_with_the_same_defaults(tmp_path, monkeypatch):
     assert run_dirs(tmp_path, "Cartpole") == [folder]
 
 
-def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
+def test_python_api_accepts_class_with_and_without_yaml(juggler, monkeypatch):
     from gpusim_rl.tasks.pendulum import Pendulum
 
     monkeypatch.chdir(juggler)
@@ -618,7 +607,7 @@ def test_python_takes_a_class_with_and_without_yaml(juggler, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_from_python_is_resumed_by_its_folder_alone(train_cli, juggler, command, checkout):
+def test_run_from_python_resumes_from_its_folder(train_cli, juggler, command, checkout):
     values = {key: value for key, value in task_section(tasks()["Pendulum"].file).items() if key != "_target_"}
     (juggler / "start.py").write_text(
         "import gpusim_rl\nfrom juggler import Juggler\n"
@@ -640,7 +629,7 @@ def test_a_run_from_python_is_resumed_by_its_folder_alone(train_cli, juggler, co
     train_cli("checkpoint=Juggler", "test=true", "task.bonus=5", "trust=true", cwd=juggler)
 
 
-def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeypatch):
+def test_settings_from_python_become_overrides(monkeypatch):
     from gpusim_rl.tasks.pendulum import Pendulum
 
     values = {
@@ -653,7 +642,7 @@ def test_settings_from_python_are_in_the_overrides_of_a_task_with_a_yaml(monkeyp
     assert compose(spec.overrides) == spec.config and spec.config["task"]["max_torque"] == 3.0
 
 
-def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
+def test_python_api_finds_tasks_in_config_dir(juggler, monkeypatch):
     monkeypatch.syspath_prepend(str(juggler))
     monkeypatch.delitem(sys.modules, "juggler", raising=False)
     spec = prepare("Juggler", config_dir=juggler / "my_cfg", num_envs=8)
@@ -665,40 +654,53 @@ def test_python_finds_tasks_in_a_folder(juggler, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"num_envs": "8"}, "num_envs: expected a positive int, got '8'"),
-        ({"ppo": {"horizn": 8}}, "Did you mean 'ppo.horizon'?"),
-        ({"sim": "mujco"}, "Did you mean 'mujoco'?"),
-        ({"experiment": "a/b"}, "experiment: expected a folder name"),
+        ({"num_envs": "8"}, "num_envs: .*'8'"),
+        ({"ppo": {"horizn": 8}}, "'ppo.horizon'"),
+        ({"sim": "mujco"}, "'mujoco'"),
+        ({"experiment": "a/b"}, "experiment: .*'a/b'"),
     ],
 )
-def test_python_gets_the_same_errors(overrides, words):
-    with pytest.raises(ConfigError) as info:
+def test_python_api_raises_command_line_errors(overrides, words):
+    with pytest.raises(ConfigError, match=words) as info:
         prepare("Cartpole", **overrides)
-    assert words in str(info.value) and "\n" not in str(info.value)
-    with pytest.raises(ConfigError, match=r"unknown task 'Antt'\. Did you mean 'Ant'\?"):
+    assert "\n" not in str(info.value)
+    with pytest.raises(ConfigError, match=r"'Antt'.* 'Ant'"):
         prepare("Antt")
 
 
-def test_an_unknown_command_has_a_suggestion():
-    with pytest.raises(ConfigError, match="Did you mean 'train'"):
+def test_unknown_command_suggests_a_known_one():
+    with pytest.raises(ConfigError, match="'train'"):
         cli.load_command("trian")
 
 
-def test_a_tool_is_a_command(tmp_path, monkeypatch, capsys):
-    (tmp_path / "new_task.py").write_text('"""Write a new task."""\ndef main(argv):\n    print("argv:", argv)\n')
+def test_tool_is_a_command_with_exit_code(tmp_path, monkeypatch, capsys):
+    (tmp_path / "new_task.py").write_text('"""Write a new task."""\ndef main(argv):\n    print(argv)\n    return 1\n')
     monkeypatch.setattr(paths, "tools_dir", lambda: tmp_path)
-    cli.main(["new-task", "Juggler", "--force"])
-    assert capsys.readouterr().out == "argv: ['Juggler', '--force']\n"
-    cli.main([])
-    usage = capsys.readouterr().out
-    assert "new-task     write a new task\n" in usage
-    assert "train        train or evaluate a task\n" in usage
+    assert cli.main(["new-task", "Juggler", "--force"]) == 1
+    assert capsys.readouterr().out == "['Juggler', '--force']\n"
+    assert cli.main([]) == 0
+    usage = re.sub(" +", " ", capsys.readouterr().out)
+    assert "\nTrain:\n train Train or evaluate a task\n" in usage and "\nWrite:\n new-task Write a new task\n" in usage
 
 
-def test_every_tool_has_a_main_and_a_summary():
-    for name, file in cli.commands().items():
-        assert callable(cli.load_command(name)), name
-        assert re.match(r'(#!.*\n)?"""[A-Z]', file.read_text()), f"{file}: needs a docstring"
+@pytest.mark.parametrize("name", sorted(cli.commands()))
+def test_help_of_every_command_has_the_same_layout(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with suppress(SystemExit):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    summary, usage, *blocks = text.rstrip().split("\n\n")
+    assert len(summary) < 60 and usage.startswith(f"Usage: gpusim-rl {name} ")
+    titles = [block.partition(":\n")[0] for block in blocks]
+    assert titles[0] == "Examples" and titles[-1] == "General"
+    fixed = [title for title in titles if title in ORDER]
+    assert fixed == sorted(fixed, key=ORDER.index)
+    assert 2 <= len(re.findall(rf"^  # .+\n  gpusim-rl {name}", blocks[0], re.MULTILINE)) <= 4
+    assert max(map(len, text.splitlines())) <= 80
+    if name != "train":  # Hydra's flags
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([name, *["Ant"] * (name == "demo"), "--no-such-flag=1"])
+        assert re.fullmatch(rf"error: .+ See gpusim-rl {name} --help\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -710,11 +712,11 @@ def test_every_tool_has_a_main_and_a_summary():
         (["-m", "gpusim_rl", "list"], "argparse"),
     ],
 )
-def test_ctrl_c_while_a_library_is_imported_is_one_line(words, module, tmp_path):
-    """The library takes for ever, and makes another error of it."""
+def test_ctrl_c_during_import_exits_in_one_line(words, module, tmp_path):
+    """The library hangs and replaces KeyboardInterrupt by another error."""
     wait = "import time; print('here', flush=True); time.sleep(60)"
-    swallowed = f"try:\n    {wait}\nexcept BaseException:\n    raise ImportError('half imported') from None\n"
-    (tmp_path / f"{module}.py").write_text(swallowed)
+    module_text = f"try:\n    {wait}\nexcept BaseException:\n    raise ImportError('half imported') from None\n"
+    (tmp_path / f"{module}.py").write_text(module_text)
     words = [str(ROOT / word) if word.endswith(".py") else word for word in words]
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     with subprocess.Popen(
@@ -727,6 +729,6 @@ def test_ctrl_c_while_a_library_is_imported_is_one_line(words, module, tmp_path)
     assert process.returncode == 130
 
 
-def test_the_package_directs_no_signal_where_it_is_imported():
+def test_package_import_installs_no_signal_handler():
     code = "import signal, gpusim_rl.cli as c; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
     run_command(sys.executable, "-c", code, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""The documents are true: their commands run, their files work, their tables agree with the code."""
+"""Documents: commands run, files work, tables and names match the code."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ BLOCK = re.compile(r"(?:<!-- (file\+?): (\S+) -->\n)?```(\w*)\n(.*?)^```$", re.M
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a document."""
+    """Fenced block of a document."""
 
     language: str
     text: str
-    file: str | None  # the file that the document says it is
+    file: str | None  # its path according to the document
     appended: bool
 
 
 def blocks(document: str) -> list[Block]:
-    """All fenced blocks, in order."""
+    """Return all fenced blocks, in order."""
     text = (ROOT / document).read_text()
     return [Block(language, body, file or None, kind == "file+") for kind, file, language, body in BLOCK.findall(text)]
 
 
 def write(block: Block, folder: Path) -> None:
-    """Write or continue the file that a block is."""
+    """Write or extend the file of a block."""
     assert block.file is not None
     path = folder / block.file
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,32 +72,32 @@ def write(block: Block, folder: Path) -> None:
 
 
 def checkout_copy(folder: Path) -> Path:
-    """A copy of the checkout, to add files to."""
+    """Copy the checkout."""
     ignored = shutil.ignore_patterns("__pycache__", ".*", "runs", "wandb", "build", "dist", "*.egg-info")
     return shutil.copytree(ROOT, folder, ignore=ignored)
 
 
 def shell(command: str, cwd: Path) -> Finished:
-    """Run a command of a document in the reader's shell, where `python` and `pytest` are ours."""
-    if re.fullmatch(r"python \S+\.py( [\w./=,+-]+)*", command):  # the shell would have nothing to do
+    """Run a command of a document in a shell with this environment's `python` and `pytest`."""
+    if re.fullmatch(r"python \S+\.py( [\w./=,+-]+)*", command):  # needs no shell
         return run_command(sys.executable, *command.split()[1:], cwd=cwd, timeout_s=280)
     env = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    env["GOMP_SPINCOUNT"] = "1000"  # these commands run beside other tests
+    env["GOMP_SPINCOUNT"] = "1000"  # these commands share the cores with other tests
     if command.startswith("pytest"):
-        env["PYTHONPATH"] = str(cwd)  # the reader has installed this checkout; we have installed another one
+        env["PYTHONPATH"] = str(cwd)  # the reader has this checkout installed, the test run another one
     return run_command("bash", "-ec", command, cwd=cwd, env=env, timeout_s=280)
 
 
 def here(command: str, cwd: Path) -> Finished:
-    """Run a command of ours in this process."""
+    """Run one of our commands in this process."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_tasks"]:
-        del sys.modules[name]  # of another folder
+        del sys.modules[name]  # from another folder
     _, script, *words = shlex.split(command)
     return run_here(ROOT / script, *words, cwd=cwd)
 
 
 def write_files(document: str, folder: Path) -> None:
-    """Write all files that a document has."""
+    """Write all files of a document."""
     for block in blocks(document):
         if block.file is not None:
             write(block, folder)
@@ -105,8 +105,8 @@ def write_files(document: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_all_that_the_walk_says_is_true(tmp_path):
-    """A reader makes a task in ten minutes, then writes one, trains, evaluates and runs the conformance suite."""
+def test_tutorial_works_from_start_to_end(tmp_path):
+    """Create a task with the tool, then write one, train, evaluate and run the conformance suite."""
     folder, printed = checkout_copy(tmp_path / "checkout"), {}
     for block in blocks("docs/add_a_task.md"):
         if block.file is not None:
@@ -128,13 +128,13 @@ def test_all_that_the_walk_says_is_true(tmp_path):
     assert re.search(r"\b[1-4]\d passed", summary) and "failed" not in summary
 
 
-def test_every_block_of_the_walk_is_a_file_or_a_command():
+def test_every_tutorial_block_is_a_file_or_a_command():
     found = blocks("docs/add_a_task.md")
     others = [block.text.partition("\n")[0] for block in found if block.file is None and block.language != "bash"]
     assert [words.split()[0] for words in others] == ["task:", "mirrors"] and len(found) > 8
 
 
-def test_the_new_task_trains_and_is_evaluated(tmp_path):
+def test_tutorial_task_trains_and_is_evaluated(tmp_path):
     write_files("docs/add_a_task.md", tmp_path)
     small = "debug=smoke device=cpu log.console=quiet"
     for words in ("task=Reacher", "checkpoint=Reacher test=true"):
@@ -151,15 +151,15 @@ def test_the_new_task_trains_and_is_evaluated(tmp_path):
         ("my_cfg/task/Reacher.yaml", "max_torque: 2.0", "max_torqe: 2.0"),
     ],
 )
-def test_mistakes_read_as_the_document_says(tmp_path, file, right, wrong):
+def test_tutorial_mistakes_raise_documented_errors(tmp_path, file, right, wrong):
     write_files("docs/add_a_task.md", tmp_path)
     text = (tmp_path / file).read_text()
     assert right in text
     (tmp_path / file).write_text(text.replace(right, wrong))
     done = here("python train.py -cd my_cfg task=Reacher debug=smoke device=cpu", tmp_path)
     assert done.returncode == 2
-    said = done.stderr.strip().replace(f"{tmp_path}/", "")
-    assert f"| `{said}` |" in (ROOT / "docs" / "add_a_task.md").read_text()
+    error = done.stderr.strip().replace(f"{tmp_path}/", "")
+    assert f"| `{error}` |" in (ROOT / "docs" / "add_a_task.md").read_text()
 
 
 def rows(run: Path) -> list[dict[str, str]]:
@@ -167,7 +167,7 @@ def rows(run: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_task_of_the_readme_trains_is_played_and_goes_on(tmp_path, monkeypatch):
+def test_readme_task_trains_plays_and_resumes(tmp_path, monkeypatch):
     write_files("README.md", tmp_path)
     [command] = [text for text in commands("README.md") if text.startswith("python -c")]
     code = shlex.split(command)[2].replace("num_envs=256", "num_envs=16")
@@ -182,7 +182,7 @@ def test_the_task_of_the_readme_trains_is_played_and_goes_on(tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_the_task_of_the_readme_learns(tmp_path):
+def test_readme_task_learns(tmp_path):
     write_files("README.md", tmp_path)
     [command] = [text for text in commands("README.md") if text.startswith("python -c")]
     shell(command, tmp_path)
@@ -191,7 +191,7 @@ def test_the_task_of_the_readme_learns(tmp_path):
 
 
 @pytest.mark.slow
-def test_demonstrations_are_recorded_and_learned_from(tmp_path):
+def test_documented_demonstrations_are_recorded_and_learned(tmp_path):
     for block in blocks("docs/algorithms.md"):
         if block.file == "controller.py":
             write(block, tmp_path)
@@ -204,7 +204,7 @@ def test_demonstrations_are_recorded_and_learned_from(tmp_path):
 
 
 def leaf_values(node: dict, prefix: str = "") -> dict[str, object]:
-    """Settings by full key."""
+    """Return settings by full key."""
     leaves: dict[str, object] = {}
     for name, value in node.items():
         deeper = isinstance(value, dict) and value
@@ -217,12 +217,12 @@ def config_page() -> ModuleType:
     return load_script("docs/build_config.py")
 
 
-def test_the_page_of_settings_is_what_the_yaml_files_say(config_page):
+def test_settings_page_is_up_to_date(config_page):
     assert config_page.build() == (ROOT / "docs" / "config.md").read_text(), "try python docs/build_config.py"
 
 
-def meanings(page: ModuleType) -> dict[str, str]:
-    """Every setting with the comment that tells its meaning."""
+def descriptions(page: ModuleType) -> dict[str, str]:
+    """Return each setting with its comment."""
     rows = page.settings(ROOT / "cfg" / "config.yaml") + page.algorithm("ppo")
     rows += page.settings(ROOT / "cfg" / "recipe" / "auto.yaml")
     for group, complete in page.GROUPS.items():
@@ -234,20 +234,20 @@ def meanings(page: ModuleType) -> dict[str, str]:
     return {row.key: row.comment for row in rows if row.value is not None}
 
 
-def test_every_setting_has_one_default_and_a_meaning(config_page):
-    found = meanings(config_page)
+def test_every_setting_has_one_default_and_a_description(config_page):
+    found = descriptions(config_page)
     defaults = leaf_values(compose(["~task"]))
     for name in ALGORITHMS:
         defaults |= leaf_values({name: compose(["~task", f"algo={name}"])[name]})
     assert set(found) == {key for key in defaults if not key.startswith("algo.")}
-    assert [key for key, meaning in found.items() if not meaning] == []
+    assert [key for key, description in found.items() if not description] == []
     listed = set(re.findall(r"`([a-z_0-9.]+)(?:=[^`]*)?`", config_page.build()))
     keys = [*found, *(f"task.{field.name}" for field in dataclasses.fields(TaskConfig))]
     assert [key for key in keys if not {key, key.partition(".")[2]} & listed] == []
 
 
-def test_every_choice_is_in_the_meaning_of_its_setting(config_page):
-    found = meanings(config_page)
+def test_every_choice_is_in_the_description_of_its_setting(config_page):
+    found = descriptions(config_page)
     algorithms = [choice for name, (_, settings) in ALGORITHMS.items() for choice in choices(settings, f"{name}.")]
     assert len(algorithms) >= 4
     for key, options in [*choices(RunConfig), *algorithms]:
@@ -256,7 +256,7 @@ def test_every_choice_is_in_the_meaning_of_its_setting(config_page):
 
 
 def choices(cls: type, prefix: str = "") -> list[tuple[str, list[str]]]:
-    """Keys with a fixed set of strings, and those."""
+    """Return keys with a fixed set of strings, and the strings."""
     found: list[tuple[str, list[str]]] = []
     hints = typing.get_type_hints(cls)
     for name in [field.name for field in dataclasses.fields(cls) if field.init]:
@@ -291,7 +291,7 @@ def test_every_field_of_a_checkpoint_is_documented(runs_folder):
 
 
 @pytest.mark.slow
-def test_the_audit_prints_what_the_document_shows(tmp_path):
+def test_audit_prints_the_documented_output(tmp_path):
     page = blocks("docs/profiling.md")
     [shown] = [block.text for block in page if block.text.startswith("Ant, 64 envs")]
     printed = shell(
@@ -299,7 +299,7 @@ def test_the_audit_prints_what_the_document_shows(tmp_path):
     )
 
     def skeleton(text: str) -> list[str]:
-        """Without what depends on the machine and on details: sizes, and numbers of operators."""
+        """Return the lines without machine-dependent sizes and operator counts."""
         text = re.sub(r"\(auto: [^)]*\)|\([\d.]+ k?B\)| +[\d,]+$", "", text, flags=re.MULTILINE)
         return [re.sub(r" +", " ", line) for line in text.splitlines()]
 
@@ -307,7 +307,7 @@ def test_the_audit_prints_what_the_document_shows(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_trace_is_where_the_document_says(tmp_path):
+def test_profiler_trace_is_at_the_documented_path(tmp_path):
     [command] = [text for text in commands("docs/profiling.md") if text.startswith("python train.py")]
     shell(command.replace("train.py", f"{ROOT}/train.py") + " device=cpu num_envs=64", tmp_path)
     assert (tmp_path / "runs" / "Cartpole" / "latest" / "profile" / "trace.json.gz").is_file()
@@ -315,7 +315,7 @@ def test_the_trace_is_where_the_document_says(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_an_agent_can_type_all_its_commands(tmp_path):
+def test_commands_of_agents_md_run(tmp_path):
     typed = [command for command in commands("AGENTS.md") if command.startswith("python ")]
     assert len(typed) == 8
     for command in typed:
@@ -330,12 +330,12 @@ def test_an_agent_can_type_all_its_commands(tmp_path):
 
 @pytest.fixture
 def my_robot(tmp_path) -> Path:
-    """The program of the document."""
+    """Program of the document."""
     write_files("docs/your_robot.md", tmp_path)
     return tmp_path / "my_robot.py"
 
 
-def test_the_robot_of_the_document_moves_as_it_says(my_robot):
+def test_documented_robot_follows_its_targets(my_robot):
     found = runpy.run_path(str(my_robot))
     settings = {"seed": 0, "sim": "mujoco", "device": "cpu"}
     ranges = {
@@ -355,14 +355,14 @@ def test_the_robot_of_the_document_moves_as_it_says(my_robot):
         target = env.reset()["policy"][:, -2:]
         for _ in range(150):
             step = env.step(0.5 * target)
-        assert (step.reward > 0.99).all()  # within 0.01 rad, friction and delays or not
+        assert (step.reward > 0.99).all()  # within 0.01 rad, also with friction and delays
     model = found["scene"].model
-    assert model.actuator_delay.tolist() == pytest.approx([0.003, 0.003])  # 2 physics steps, less half a one
+    assert model.actuator_delay.tolist() == pytest.approx([0.003, 0.003])  # 1.5 physics steps
     assert model.nu == 2
 
 
 @pytest.mark.slow
-def test_one_command_makes_a_task_of_the_robot(my_robot):
+def test_one_command_creates_a_task_for_the_robot(my_robot):
     for command in commands("docs/your_robot.md"):
         if "Wave" in command:
             here = re.sub(r"^python (tools/)?", lambda match: f"python {ROOT}/{match[1] or ''}", command)
@@ -374,7 +374,7 @@ def test_one_command_makes_a_task_of_the_robot(my_robot):
 
 
 @pytest.mark.slow
-def test_the_robot_of_the_document_learns(my_robot):
+def test_documented_robot_learns(my_robot):
     shell("python train_my_robot.py", my_robot.parent)
     [run] = [path for path in (my_robot.parent / "runs" / "Follow").iterdir() if not path.is_symlink()]
     first, *_, last = rows(run)
@@ -385,9 +385,9 @@ def test_the_robot_of_the_document_learns(my_robot):
     assert [part["unit"] for part in card["observation"]["parts"]] == ["rad", "rad/s", "rad/s", "rad"]
 
 
-def test_mistakes_with_a_robot_are_said_as_the_document_says(my_robot):
+def test_robot_mistakes_raise_documented_errors(my_robot):
     found = runpy.run_path(str(my_robot))
-    scene, said = found["scene"], (ROOT / "docs" / "your_robot.md").read_text()
+    scene, page = found["scene"], (ROOT / "docs" / "your_robot.md").read_text()
 
     def message(act: Callable[[], None]) -> str:
         with pytest.raises(TaskError) as error:
@@ -397,9 +397,9 @@ def test_mistakes_with_a_robot_are_said_as_the_document_says(my_robot):
     fresh = Scene(500)
     fresh.add("arm", my_robot.parent / "arm.urdf")
     drive = {"kind": "position", "stiffness": 1.0}
-    assert message(lambda: fresh.add_actuators("arm", "elbo", **drive)) in said
-    assert message(lambda: scene.add_actuators("arm", "elbow", **drive)) in said
-    assert message(lambda: fresh.add_actuators("arm", "elbow", damping=-1.0, **drive)) in said
+    assert message(lambda: fresh.add_actuators("arm", "elbo", **drive)) in page
+    assert message(lambda: scene.add_actuators("arm", "elbow", **drive)) in page
+    assert message(lambda: fresh.add_actuators("arm", "elbow", damping=-1.0, **drive)) in page
 
 
 TINY = {
@@ -409,32 +409,32 @@ TINY = {
     "tools/export.py": "--no-int8",
     "tools/pretrain_encoder.py": "--frames 32 --epochs 1 --num-envs 4 --batch-size 16",
 }
-"""What makes the commands of vision.md and motion.md small."""
+"""Arguments that make the commands of vision.md and motion.md small."""
 TINY |= {"tools/clip.py": "", "tools/clip.py play": "--out play.html --steps 2"}
 TINY |= {"tools/clip.py record": "--seconds 0.2 --skip 0"}
 
 
 @pytest.fixture
-def looking(tmp_path) -> Path:
-    """A folder with the files of the document."""
+def vision_folder(tmp_path) -> Path:
+    """Folder with the files of the document."""
     write_files("docs/vision.md", tmp_path)
     return tmp_path
 
 
 def tiny(command: str) -> str:
-    """A command of the page for a few frames; the reader types it in the checkout."""
+    """Return a command of the page reduced to a few frames, with paths into the checkout."""
     program, first = command.split()[1:3]
     return f"{command.replace(program, f'{ROOT}/{program}', 1)} {TINY.get(f'{program} {first}') or TINY[program]}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_arm_of_the_page_is_trained_played_recorded_and_exported(looking):
+def test_documented_arm_is_trained_recorded_and_exported(vision_folder):
     typed = [command for command in commands("docs/vision.md") if "-cd my_cfg" in command]
     assert [command.split()[1] for command in typed] == ["train.py", "train.py", *list(TINY)[1:4]]
     for command in typed:
-        shell(tiny(command), looking)
-    run = (looking / "runs" / "Look" / "latest").resolve()
+        shell(tiny(command), vision_folder)
+    run = (vision_folder / "runs" / "Look" / "latest").resolve()
     assert len(rows(run)) == 1 and json.loads((run / "evaluation.json").read_text())
     assert [path.suffix for path in (run / "videos").iterdir()] == [".mp4"]
     card = json.loads((run / "export" / "policy.json").read_text())
@@ -444,28 +444,28 @@ def test_the_arm_of_the_page_is_trained_played_recorded_and_exported(looking):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("frozen", [False, True])
-def test_the_other_commands_about_images_run(looking, frozen):
+def test_other_vision_commands_run(vision_folder, frozen):
     typed = [text for text in commands("docs/vision.md") if "-cd my_cfg" not in text and ("encoder" in text) == frozen]
     for command in typed:
-        shell(tiny(command), looking)
-    runs = [path.parent for path in (looking / "runs").glob("*/2*/config.yaml")]
+        shell(tiny(command), vision_folder)
+    runs = [path.parent for path in (vision_folder / "runs").glob("*/2*/config.yaml")]
     assert len(runs) == sum("train.py" in command for command in typed) == (2 if frozen else 6)
     assert all((run / "encoder.pt").is_file() == frozen for run in runs)
 
 
 @pytest.mark.slow
-def test_the_lines_about_cameras_run_in_the_task_of_the_page(looking, monkeypatch):
+def test_documented_camera_code_runs(vision_folder, monkeypatch):
     page = [block for block in blocks("docs/vision.md") if block.file is None and block.language != "bash"]
     assert {block.language for block in page} == {"python", "yaml"}
     lines = [block.text for block in page if block.language == "python"]
     sections = [yaml.safe_load(block.text)["task"] for block in page if block.language == "yaml"]
     assert (len(lines), len(sections)) == (3, 2)
-    monkeypatch.syspath_prepend(looking)
+    monkeypatch.syspath_prepend(vision_folder)
     for name in ("my_tasks", "my_tasks.look"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     settings = {"num_envs": 4, "sim": "mujoco", "device": "cpu"}
     section = {k: v for it in sections for k, v in it.items()}
-    spec = prepare("Look", config_dir=looking / "my_cfg", task=section, **settings)
+    spec = prepare("Look", config_dir=vision_folder / "my_cfg", task=section, **settings)
 
     class Edited(spec.task_class):  # type: ignore[name-defined]
         @classmethod
@@ -486,15 +486,15 @@ def test_the_lines_about_cameras_run_in_the_task_of_the_page(looking, monkeypatc
     assert seen.shape == (4, 32, 32, 3) and not torch.equal(seen, clean)
     assert task.grip.rgb.shape == (4, 64, 64, 3) and task.grip.depth.shape == (4, 64, 64)
     assert set(env.sim.scene.cameras) == {"wrist", "side", "grip", "arm/overhead"}
-    assert len(task.hue.value.unique(dim=0)) == 4, "balls differ"
-    assert len(env.sim.param("cam_pos", None, ["wrist"]).value.unique(dim=0)) == 4, "cameras differ"
+    assert len(task.hue.value.unique(dim=0)) == 4, "all balls are equal"
+    assert len(env.sim.param("cam_pos", None, ["wrist"]).value.unique(dim=0)) == 4, "all cameras are equal"
     assert task.angle.default.tolist() == [90.0]
     assert env.step(torch.zeros(4, 2)).obs["wrist"].shape == seen.shape
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_commands_about_motions_run(tmp_path):
+def test_motion_commands_run(tmp_path):
     for command in commands("docs/motion.md"):
         shell(tiny(command), tmp_path)
     runs = [path.parent for path in (tmp_path / "runs").glob("*/2*/config.yaml")]
@@ -505,14 +505,14 @@ def test_the_commands_about_motions_run(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"mine.npz", "play.html"}
 
 
-def test_the_lines_about_clips_run(capsys):
+def test_documented_clip_code_runs(capsys):
     [code] = [block.text for block in blocks("docs/motion.md") if block.language == "python"]
     exec(code, {})
     assert capsys.readouterr().out.startswith("4.0 ('FR_hip_joint'")
 
 
 @pytest.mark.slow
-def test_the_ported_task_conforms_and_learns(tmp_path):
+def test_ported_example_task_conforms_and_learns(tmp_path):
     shutil.copytree(ROOT / "docs" / "examples" / "hold", tmp_path, dirs_exist_ok=True)
     shell(f"python {ROOT}/tools/check_task.py Hold -cd my_cfg --sim mujoco", tmp_path)
     small = "device=cpu max_iterations=30 log.console=quiet"
@@ -531,21 +531,20 @@ DOCUMENTS = [
 
 
 def anchors(file: Path) -> set[str]:
-    """Anchors of the headings of a document, as the code host makes them."""
+    """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)", BLOCK.sub("", file.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_no_line_ends_within_code(document):
-    """A command of two lines is copied as two."""
+def test_no_line_ends_within_inline_code(document):
     text = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
     broken = [line for line in text.splitlines() if line.replace("``", "").count("`") % 2 and not line.startswith("|")]
     assert broken == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_links_lead_somewhere(document):
+def test_links_resolve(document):
     file = ROOT / document
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", file.read_text()):
         if not target.startswith("http"):
@@ -556,7 +555,7 @@ def test_links_lead_somewhere(document):
 
 @pytest.fixture(scope="module")
 def known_settings() -> set[str]:
-    """Every setting that a document may name, and what only looks like one."""
+    """All settings that a document may name, and names that only look like one."""
     known = {*leaf_values(compose(["~task"])), "debug.check_task"}
     known |= {f"ppo.{section}" for section in ("network", "symmetry", "rnd", "teacher")}
     known |= {f"task.{field.name}" for field in dataclasses.fields(TaskConfig)} | {"task._target_"}
@@ -565,13 +564,13 @@ def known_settings() -> set[str]:
     sections += [yaml.safe_load(block.text)["task"] for block in reacher]
     for settings in sections:
         known |= {*leaf_values({"task": settings}), *(f"task.{key}" for key in settings)}
-    # a mistake on purpose, methods, an argument, a field, a section of IsaacGymEnvs'
+    # a deliberate mistake, methods, an argument, a field, a section of IsaacGymEnvs
     methods = {f"sim.{name}" for name in ("articulation", "param", "camera", "draw")}
     return known | methods | {"task.max_torqe", "task_name", "wandb_id", "sim_params"}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_settings_that_are_named_exist(document, known_settings):
+def test_named_settings_exist(document, known_settings):
     text = BLOCK.sub("", (ROOT / document).read_text())
     named = re.findall(r"`((?:algo|ppo|sim|log|debug|task|wandb)[._][a-z_.]+)(?:=[^`]*)?`", text)
     free = ("task.env", "task.sim", "task.randomization_params.")
@@ -579,7 +578,7 @@ def test_settings_that_are_named_exist(document, known_settings):
 
 
 def commands(document: str) -> list[str]:
-    """Command lines in the bash blocks of a document, and in the table of symptoms, without comments."""
+    """Return the commands in bash blocks of a document and in the table of symptoms, without comments."""
     text = (ROOT / document).read_text()
     bodies = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for body in bodies for line in body.splitlines()]
@@ -591,7 +590,7 @@ def commands(document: str) -> list[str]:
 
 @cache
 def load_script(path: str) -> ModuleType:
-    """A command of the checkout as a module, by its path."""
+    """Import a script of the checkout by its path."""
     spec = importlib.util.spec_from_file_location(f"script_{Path(path).stem}", ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -606,7 +605,7 @@ LONG = pytest.param("docs/algorithms.md", marks=pytest.mark.slow)  # 5 s
 @pytest.mark.parametrize(
     "document", [LONG, *(name for name in DOCUMENTS if not name.endswith(("add_a_task.md", "algorithms.md")))]
 )
-def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
+def test_commands_parse(document, monkeypatch, runs_folder, tmp_path):
     monkeypatch.chdir(runs_folder)  # where checkpoint=Ant and checkpoint=Cartpole exist
     write_files(document, tmp_path)
     for command in commands(document):
@@ -614,7 +613,7 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
         if program == "torchrun":
             arguments = arguments[arguments.index("train.py") :]
         if command == "python train.py num_env=64":
-            with pytest.raises(ConfigError, match=r"unknown key 'num_env'\. Did you mean 'num_envs'\?"):
+            with pytest.raises(ConfigError, match="'num_envs'"):
                 compose(arguments[1:])
         elif arguments[:1] == ["train.py"]:
             settings = [argument for argument in arguments[1:] if "=" in argument]
@@ -623,9 +622,9 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
             check_settings(compose([text.split(",")[0] if sweep else text for text in settings], config_dir))
         elif program == "python" and arguments[0].startswith(("tools/", "benchmarks/", "docs/")):
             load_script(arguments[0]).parse(arguments[1:])
-            if arguments[0] == "tools/new_task.py":  # what it writes, later commands need
+            if arguments[0] == "tools/new_task.py":  # later commands need its files
                 assert here(command, tmp_path).returncode == 0
-        elif program == "python" and (tmp_path / arguments[0]).is_file():  # a file of the document
+        elif program == "python" and (tmp_path / arguments[0]).is_file():  # file of the document
             assert len(arguments) == 1
         elif program == "python" and arguments[0].startswith("tests/"):
             assert (ROOT / arguments[0]).exists()
@@ -634,7 +633,7 @@ def test_commands_are_understood(document, monkeypatch, runs_folder, tmp_path):
             assert program in ("pip", "pytest", "gpusim-rl", "tensorboard", "git", "cd", *checks), command
 
 
-# Of other projects, of the reader, what a command writes, or options of Hydra.
+# Files of other projects or of the reader, outputs of commands, options of Hydra.
 FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu/gpu.json")
 FOREIGN_FLAG = re.compile(
     r"--(head|block|max-restarts|nnodes|node-rank|master-(addr|port)|nproc-per-node|rdzv-(backend|conf)|cfg|help)"
@@ -643,7 +642,7 @@ COMMANDS = ("tools", "benchmarks", "benchmarks/*", "docs", "docs/examples", "tes
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_paths_that_are_named_exist(document):
+def test_named_paths_exist(document):
     own = {block.file for block in blocks(document)}
     named = re.findall(
         r"\w[\w./-]*\.(?:py|yaml|json)\b(?!\.\w)", re.sub(r"https?://\S+", "", (ROOT / document).read_text())
@@ -655,7 +654,7 @@ def test_paths_that_are_named_exist(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_tests_that_are_named_exist(document):
+def test_named_tests_exist(document):
     if names := re.findall(r"`(test_\w+)`", (ROOT / document).read_text()):
         sources = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
         assert [name for name in names if f"def {name}(" not in sources] == []
@@ -670,10 +669,8 @@ def flags_of(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_flags_that_are_named_exist(document):
-    shared = set[str]().union(
-        *(flags_of(ROOT / "gpusim_rl" / f"{name}.py") for name in ("settings/trust", "view/arguments", "files/paths"))
-    )
+def test_named_flags_exist(document):
+    shared = set[str]().union(*(flags_of(ROOT / "gpusim_rl" / f"{name}.py") for name in ("options", "view/arguments")))
     files = [file for folder in COMMANDS for file in ROOT.glob(f"{folder}/*.py")]
     anywhere = shared.union(*map(flags_of, files))
     text = (ROOT / document).read_text()
@@ -686,9 +683,9 @@ def test_flags_that_are_named_exist(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_names_that_are_named_exist(document):
+def test_named_python_objects_exist(document):
     for name in re.findall(r"`(gpusim_rl(?:\.[A-Za-z_]\w*)+)", (ROOT / document).read_text()):
-        if name.startswith(("gpusim_rl.tasks.", "gpusim_rl.cfg")):  # a file of the reader, an entry point
+        if name.startswith(("gpusim_rl.tasks.", "gpusim_rl.cfg")):  # file of the reader, entry point
             continue
         found: object = gpusim_rl
         path = "gpusim_rl"
@@ -699,16 +696,16 @@ def test_names_that_are_named_exist(document):
             found = getattr(found, part)
 
 
-def test_the_readme_begins_with_the_two_commands():
+def test_readme_begins_with_install_and_train_commands():
     text = (ROOT / "README.md").read_text()
     clone, enter, *first = commands("README.md")[:6]
     assert clone.startswith("git clone https://") and enter == "cd gpusim_rl"
     ours = ["pip install -e .", "python train.py task=Ant num_envs=4096", 'pip install -e ".[test]"', "pytest"]
     assert first == ours
-    assert text.splitlines().index(f"{clone} && {enter}") < 15, "one screen before the first command"
+    assert text.splitlines().index(f"{clone} && {enter}") < 15, "the first command is not on the first screen"
 
 
-def test_the_learned_tasks_are_the_data():
+def test_table_of_learned_tasks_matches_the_data():
     text, readme = (ROOT / "docs" / "tasks.md").read_text(), (ROOT / "README.md").read_text()
     by_recipe, advice = learned(), "try python benchmarks/bench.py learn --table"
     assert by_recipe == learning.results(ROOT / "benchmarks" / "learn" / "tasks.json"), advice
@@ -721,10 +718,10 @@ def test_the_learned_tasks_are_the_data():
     [line] = [line for line in readme.splitlines() if line.startswith("- **No GPU needed**")]
     numbers = [int(number) for number in re.findall(r"\d+", line)]
     assert numbers == [len(best), len(tasks()), round(minutes), alone, len(best) - alone]
-    assert len(times) == len(best), "the line says that all of them reach their goals"
+    assert len(times) == len(best), "not all tasks reach their goals"
 
 
-def test_the_table_of_robots_is_the_data():
+def test_table_of_robots_matches_the_data():
     counts = json.loads((ROOT / "benchmarks" / "robots" / "robots.json").read_text())["counts"]
     page = (ROOT / "docs" / "your_robot.md").read_text()
     names = {"bullet": "PyBullet", "erd": "example-robot-data", "unitree": "unitree_ros", "igenvs": "IsaacGymEnvs"}
@@ -740,7 +737,7 @@ def test_the_table_of_robots_is_the_data():
         assert text in page and row["traceback"] == 0
 
 
-def test_the_numbers_of_the_gpu_are_the_data():
+def test_gpu_numbers_match_the_data():
     parts = json.loads((ROOT / "benchmarks" / "gpu" / "gpu.json").read_text())["parts"]
     page, readme = (ROOT / "docs" / "gpu.md").read_text(), (ROOT / "README.md").read_text()
     [case] = parts["bench"]["env_counts"]
@@ -765,16 +762,16 @@ def test_the_numbers_of_the_gpu_are_the_data():
     assert f"and {more['failed']} fail" in page
 
 
-def test_the_seam_of_the_architecture_is_the_code():
+def test_documented_algorithm_interface_matches_the_code():
     text = (ROOT / "docs" / "architecture.md").read_text()
     section = text.partition("## The seam between training and algorithm")[2].partition("\n## ")[0]
     rows_of_members = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     members = [name for row in rows_of_members for name in re.findall(r"`(\w+)", row)]
     seam = {name for name in {*vars(Algorithm), *Algorithm.__annotations__} if not name.startswith("_")}
-    assert set(members) == seam - {"Config", "make_policy"}  # of the class
+    assert set(members) == seam - {"Config", "make_policy"}  # properties of the class
 
 
-def test_the_table_of_faults_is_the_data():
+def test_table_of_faults_matches_the_data():
     assert record.DOCUMENT.read_text() == record.documented(), "try python tests/reliability/record.py"
     data = json.loads(record.DATA.read_text())
     assert data["rows"] and {"command", "git", "environment"} <= set(data)
@@ -782,12 +779,12 @@ def test_the_table_of_faults_is_the_data():
         assert row["n"] > 0 and row["git"]["sha"] and all(row[name] for name in ("fault", "how", "outcome", "lost"))
 
 
-def test_the_picture_of_the_readme_is_small():
+def test_readme_picture_is_small():
     [picture] = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", (ROOT / "README.md").read_text())
     assert (ROOT / picture).stat().st_size < 3e6
 
 
-def test_files_for_the_code_host_are_right():
+def test_github_files_are_consistent():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == gpusim_rl.__version__ and citation["license"] == "Apache-2.0"
     files = (ROOT / ".github" / "workflows").glob("*.yml")
@@ -796,14 +793,12 @@ def test_files_for_the_code_host_are_right():
     assert runs["ci"] == [".ci/run", "pip install build twine", ".ci/package"]
     assert runs["release"][-2:] == [".ci/package build dist", ".ci/package try dist"]
     publish = jobs["release"]["publish"]
-    assert (publish["needs"], publish["permissions"]) == ("try", {"id-token": "write"}), (
-        "what was tried, and no password"
-    )
+    assert (publish["needs"], publish["permissions"]) == ("try", {"id-token": "write"})
     for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert {"name", "description", "body"} <= set(yaml.safe_load(form.read_text())), form.name
 
 
-def test_workflows_use_releases_and_may_write_only_where_they_publish():
+def test_workflows_pin_actions_and_restrict_permissions():
     rights = {}
     for file in (ROOT / ".github" / "workflows").glob("*.yml"):
         text = file.read_text()
@@ -816,5 +811,5 @@ def test_workflows_use_releases_and_may_write_only_where_they_publish():
             rights |= {(file.stem, name): set(job["permissions"])} if "permissions" in job else {}
             checkouts = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
             assert all(step.get("with") == {"persist-credentials": False} for step in checkouts), f"{file.name}: {name}"
-            assert ("permissions" not in job) or not [step for step in job["steps"] if "run" in step], "no code of ours"
+            assert ("permissions" not in job) or not [step for step in job["steps"] if "run" in step], "runs code"
     assert rights == {("release", "publish"): {"id-token"}, ("site", "publish"): {"pages", "id-token"}}

@@ -1,4 +1,4 @@
-"""Errors for users are one line."""
+"""Errors, warnings and output for users."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from helpers.raised import raises
         ),
     ],
 )
-def test_the_fields_of_an_error_make_its_line(fields, line):
+def test_error_fields_form_one_line(fields, line):
     for kind in (ConfigError, TaskError):
         error = kind(**fields)
         assert str(error) == line
@@ -39,7 +39,7 @@ def test_the_fields_of_an_error_make_its_line(fields, line):
         assert type(again) is kind and vars(again) == vars(error) and str(again) == line
 
 
-def test_an_error_takes_the_place_that_it_was_raised_in():
+def test_within_prepends_the_location():
     error = TaskError(key="fps", expected="above 0", got=0.0, hint="Try 50").within("walk.npz")
     assert (type(error), error.key, error.got) == (TaskError, "walk.npz: fps", 0.0)
     assert str(error) == "walk.npz: fps: expected above 0, got 0.0. Try 50"
@@ -47,7 +47,7 @@ def test_an_error_takes_the_place_that_it_was_raised_in():
 
 
 @pytest.mark.parametrize("error", [ConfigError("no such thing"), TaskError("no such thing")])
-def test_user_errors_are_one_line_and_exit_2(error, capsys):
+def test_user_error_prints_one_line_and_exits_with_2(error, capsys):
     with pytest.raises(SystemExit) as info, friendly_errors():
         raise error
     assert info.value.code == 2
@@ -55,18 +55,18 @@ def test_user_errors_are_one_line_and_exit_2(error, capsys):
 
 
 @pytest.mark.parametrize("error", [ConfigError("half composed"), ValueError("half composed"), None])
-def test_an_error_that_ctrl_c_has_led_to_is_ctrl_c(error, capsys):
+def test_error_caused_by_ctrl_c_counts_as_ctrl_c(error, capsys):
     with pytest.raises(SystemExit) as info, friendly_errors():
         try:
             raise KeyboardInterrupt
         finally:
-            if error is not None:  # as OmegaConf raises where it puts back what it had swapped
+            if error is not None:  # like OmegaConf when it restores its state
                 raise error
     assert info.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_message_with_a_long_value_keeps_both_ends(capsys):
+def test_long_message_keeps_both_ends(capsys):
     with pytest.raises(SystemExit), friendly_errors():
         raise ConfigError(f"seed must be an int, got {'1' * 100_000}. Try 1")
     line = capsys.readouterr().err
@@ -82,31 +82,31 @@ def test_other_errors_keep_their_traceback(capsys):
     assert stderr.startswith("Traceback") and "ZeroDivisionError: a bug" in stderr
 
 
-def test_missing_extra_says_what_to_install():
+def test_missing_extra_names_the_pip_command():
     with raises(ConfigError, key="tools/record.py", hint="Try pip install 'gpusim-rl[view]'"):
         import_extra("no_such_library", "view", "tools/record.py")
 
 
-def test_an_extra_that_is_broken_inside_is_not_called_missing(tmp_path, monkeypatch):
+def test_broken_extra_is_not_reported_as_missing(tmp_path, monkeypatch):
     (tmp_path / "half_installed.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         import_extra("half_installed", "view", "tools/record.py")
 
 
-def test_printable_keeps_text_and_escapes_the_rest() -> None:
+def test_printable_escapes_control_characters() -> None:
     assert printable("Größe 3 \N{EM DASH} fine\n\tnext") == "Größe 3 \N{EM DASH} fine\n\tnext"
     assert printable("a\x1b[31m\r\x9b\u202eb") == "a\\x1b[31m\\r\\x9b\\u202eb"
 
 
-def test_a_message_is_one_line_whatever_is_in_it(capsys) -> None:
+def test_message_with_line_breaks_is_printed_on_one_line(capsys) -> None:
     with pytest.raises(SystemExit), friendly_errors():
         raise ConfigError("no run 'x\nerror: try this'")
     warn("y\nz")
     assert capsys.readouterr().err == "error: no run 'x\\nerror: try this'\nwarning: y\\nz\n"
 
 
-def test_what_is_said_is_a_line_for_each_text(capsys) -> None:
+def test_say_prints_one_line_per_text(capsys) -> None:
     say("a\nb\r\x1b[2J\x9b\u2028[red]", "c")
     assert capsys.readouterr().out == "a\\nb\\r\\x1b[2J\\x9b\\u2028[red]\nc\n"
 
@@ -119,7 +119,7 @@ def test_what_is_said_is_a_line_for_each_text(capsys) -> None:
         (OSError(12, "Cannot allocate memory"), "Cannot allocate"),
     ],
 )
-def test_too_little_memory_is_one_printable_line(error, reason, capsys) -> None:
+def test_out_of_memory_is_one_printable_line(error, reason, capsys) -> None:
     with pytest.raises(SystemExit) as end, friendly_errors():
         raise error
     line = capsys.readouterr().err
@@ -127,9 +127,9 @@ def test_too_little_memory_is_one_printable_line(error, reason, capsys) -> None:
     assert line.startswith("error: out of memory (") and reason in line
 
 
-def test_a_logged_warning_is_one_line_and_a_logged_traceback_keeps_its_lines(capsys, monkeypatch) -> None:
+def test_logged_warning_is_one_line_and_traceback_keeps_lines(capsys, monkeypatch) -> None:
     root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [])  # as in a command: pytest has its own
+    monkeypatch.setattr(root, "handlers", [])  # as in a command; pytest adds handlers
     with friendly_errors():
         logging.getLogger("gpusim_rl.env").warning("%s has no effect", "a\x1b[2J\nerror: forged")
         logging.getLogger("gpusim_rl.env").error("Traceback\n  \x1b[2J")
@@ -139,17 +139,18 @@ def test_a_logged_warning_is_one_line_and_a_logged_traceback_keeps_its_lines(cap
 
 RAW = {
     "gpusim_rl/errors.py": ["friendly_errors", "say"],  # a traceback; what all others call
-    "gpusim_rl/cli.py": ["completion", "completion", "list_tasks", "main", "main"],  # safe names; json; our own words
+    "gpusim_rl/cli.py": ["completion", "completion", "main", "main"],  # safe names; our own words
     "gpusim_rl/settings/compose.py": ["main", "main"],  # safe names; lines that are escaped
     "tools/audit.py": ["main"],  # json
     "tools/doctor.py": ["finish", "report_machine", "report_run"],  # json
+    "tools/list.py": ["list_tasks"],  # json
     "tools/record.py": ["progress"],  # a bar without a name
 }
-"""Functions that print by themselves, as often as they do."""
+"""Functions that print directly, once per call."""
 
 
-def test_nothing_is_printed_but_by_one_function() -> None:
-    """A text may hold a name or a setting of a stranger's: `say` and `warn` print it on one line, without escapes."""
+def test_all_output_goes_through_say_and_warn() -> None:
+    """Texts may hold names from untrusted files; `say` and `warn` escape control characters."""
     files = [ROOT / "train.py", *(ROOT / "tools").glob("*.py"), *(ROOT / "gpusim_rl").rglob("*.py")]
     found: dict[str, list[str]] = {}
     for file in files:
@@ -186,10 +187,10 @@ ALGORITHMS = ["a2c", "amp", "bc", "dqn", "impala", "ppo", "sac", "td3"]
         *((name, ALGORITHMS, None) for name in ("trpo", "apo", "spo", "cem", "es", "foo", "rainbow", "x")),
     ],
 )
-def test_a_name_is_suggested_only_where_it_may_be_meant(name, options, meant):
+def test_only_plausible_names_are_suggested(name, options, meant):
     assert closest(name, options) == meant
 
 
-def test_any_object_can_be_a_problem():
+def test_problem_accepts_any_object():
     assert str(TaskError(ValueError("no goal"))) == "no goal"
     assert str(ConfigError(5, key="seed")) == "seed: 5"

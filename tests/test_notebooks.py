@@ -1,4 +1,4 @@
-"""The notebooks run from their first cell to the last, and show what they promise."""
+"""Notebooks: links, empty outputs, and a full run of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cells(notebook: Path, kind: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_not_kept_and_links_lead_somewhere(notebook):
+def test_notebooks_have_no_outputs_and_links_resolve(notebook):
     code, text = cells(notebook, "code"), cells(notebook, "markdown")
     assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
     for target in re.findall(r"\]\(([^)]+)\)", "\n".join("".join(cell["source"]) for cell in text)):
@@ -31,7 +31,7 @@ def test_outputs_are_not_kept_and_links_lead_somewhere(notebook):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "least"), [("first_training", 300.0), ("own_robot", 80.0)])
-def test_a_notebook_trains_and_shows_a_curve_and_a_video(name, least, tmp_path, monkeypatch):
+def test_notebook_trains_and_shows_curve_and_video(name, least, tmp_path, monkeypatch):
     import nbclient
     import nbformat
 

@@ -1,4 +1,4 @@
-"""The lower end of the range of torch, on the Python that images with CUDA ship: 2.11 on 3.12, in a venv of its own."""
+"""Oldest supported torch, on the Python of CUDA images: 2.11 on 3.12, in a separate venv."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def interpreter() -> Path:
     for path in filter(None, found):
         if run([path, "-c", "import venv"]).returncode == 0:
             return Path(path)
-    pytest.skip(f"no Python {PYTHON} at hand")
+    pytest.skip(f"no Python {PYTHON}")
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a venv with this package and the oldest torch."""
+    """Interpreter of a venv with this package and the oldest torch."""
     folder = tmp_path_factory.mktemp("oldest") / "venv"
     created = run([interpreter(), "-m", "venv", folder])
     assert created.returncode == 0, created.stderr
     python = folder / "bin" / "python"
     torch = run([python, "-m", "pip", "install", "-q", f"torch=={TORCH}"])
     if torch.returncode:
-        pytest.skip(f"torch {TORCH} cannot be had for Python {PYTHON}: {torch.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"torch {TORCH} is not available for Python {PYTHON}: {torch.stderr.strip().splitlines()[-1]}")
     ours = run(
         [python, "-m", "pip", "install", "-q", f"torch=={TORCH}", "pytest", "pytest-xdist", "beartype", "-e", ROOT]
     )
@@ -45,7 +45,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_it_is_the_oldest_torch_and_the_package_is_imported(python):
+def test_package_imports_with_oldest_torch(python):
     code = "import sys, torch, gpusim_rl.api, gpusim_rl.sim.mjwarp; print(torch.__version__, sys.version)"
     done = run([python, "-c", code])
     assert done.returncode == 0, done.stderr
@@ -60,9 +60,9 @@ def test_cartpole_trains(python, tmp_path):
     assert len(metrics.read_text().splitlines()) >= 2
 
 
-def test_the_decisive_tests_for_a_gpu_are_collected(python):
+def test_decisive_gpu_tests_are_collected(python):
     done = run(
         [python, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q", "-m", "decisive", ROOT / "tests" / "gpu"]
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_every_replay_draws_new_numbers[rollout]" in done.stdout
+    assert "test_every_replay_draws_new_noise[rollout]" in done.stdout

@@ -1,6 +1,6 @@
-"""Every task and algorithm on fake CUDA tensors: a steady iteration stays on the device, and launches what is known.
+"""Every task and algorithm on fake CUDA tensors: a steady iteration stays on the device, with recorded kernel counts.
 
-docs/gpu.md tells what this proves and what it does not.
+docs/gpu.md explains what this proves.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from helpers.off_policy import C51, settings_of
 from helpers.predicted_time import COUNTED_ENVS, H100, cost_of
 from helpers.watched import watched  # noqa: F401
 
-EVERY_DAY = [("Ant", algo) for algo in ("ppo", "impala", "sac")] + [("HumanoidAMP", "amp")]
+DEFAULT_RUN = [("Ant", algo) for algo in ("ppo", "impala", "sac")] + [("HumanoidAMP", "amp")]
 TRAININGS = [
-    pytest.param(task, algo, id=f"{algo}-{task}", marks=() if (task, algo) in EVERY_DAY else pytest.mark.slow)
+    pytest.param(task, algo, id=f"{algo}-{task}", marks=() if (task, algo) in DEFAULT_RUN else pytest.mark.slow)
     for algo in ALGORITHMS
     for task in tasks_of(algo)
 ]
-UPDATE_TABLE = "; python tests/helpers/count_kernels.py writes the table anew"
+UPDATE_TABLE = "; python tests/helpers/count_kernels.py rewrites the table"
 OTHER_VERSION = 1.02
-"""Kernels may be this many times the table's with another version of torch than the table's."""
+"""Allowed ratio to the recorded kernels with another version of torch."""
 OTHER_WARP = 1.1
-"""The same of Warp's launches, with other versions of Warp or MuJoCo Warp."""
+"""Allowed ratio to Warp's recorded launches with other versions of Warp or MuJoCo Warp."""
 PREDICTION = 0.02
-"""Predicted times may differ by so much of the table's; bytes count in them, which no count of kernels shows."""
+"""Relative tolerance of predicted times, which also depend on bytes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,7 +66,7 @@ launches = cache(count_launches)
 
 
 @pytest.mark.parametrize(("task", "algo"), TRAININGS)
-def test_an_iteration_stays_on_the_device_and_launches_the_kernels_of_the_table(task: str, algo: str) -> None:
+def test_iteration_stays_on_device_with_recorded_kernel_counts(task: str, algo: str) -> None:
     table = json.loads(TABLE.read_text())
     found, more = fake.count(task, algo), 1.0 if table["torch"] == torch_version() else OTHER_VERSION
     assert found.faults == []
@@ -80,14 +80,14 @@ TASKS = [pytest.param(task, marks=() if task == "Ant" else pytest.mark.slow) for
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_physics_launches_the_kernels_of_the_table(task: str) -> None:
+def test_physics_launches_recorded_kernel_counts(task: str) -> None:
     table = json.loads(TABLE.read_text())
     more = 1.0 if table["warp"] == warp_versions() else OTHER_WARP
     assert complaints(table["launches"].get(task, {}), task, launches(task).numbers, more) == []
 
 
 def complaints(known: dict[str, int], task: str, kernels: dict[str, int], more: float = 1.0) -> list[str]:
-    """What differs from the table: more than so many times its numbers, or less where versions are the table's."""
+    """Return differences from the table: more than `more` times its numbers, or fewer with the same versions."""
     found = []
     for part in dict.fromkeys([*known, *kernels]):
         now, before = kernels.get(part, 0), known.get(part, 0)
@@ -98,7 +98,7 @@ def complaints(known: dict[str, int], task: str, kernels: dict[str, int], more: 
     return found
 
 
-def test_the_table_has_every_training_and_nothing_else() -> None:
+def test_kernel_table_covers_exactly_all_trainings() -> None:
     table = json.loads(TABLE.read_text())
     everything = {algo: tasks_of(algo) for algo in ALGORITHMS}
     for numbers in (table["kernels"], table["predicted_ms"]):
@@ -106,7 +106,7 @@ def test_the_table_has_every_training_and_nothing_else() -> None:
     assert list(table["launches"]) == list(tasks())
 
 
-def test_the_kernels_of_an_update_follow_from_those_of_its_steps() -> None:
+def test_update_kernels_are_extrapolated_from_steps() -> None:
     epochs, minibatches = 3, 2
 
     def changed(task: str, **settings: Any) -> Any:
@@ -123,41 +123,41 @@ def test_the_kernels_of_an_update_follow_from_those_of_its_steps() -> None:
     assert kernels["minibatch step"] + kernels["update"] == expected
 
 
-def test_more_and_fewer_kernels_are_told_with_the_command() -> None:
+def test_changed_kernel_counts_name_the_update_command() -> None:
     known = {"act": 40, "env": 100}
     assert complaints(known, "Ant", known) == []
     (more,) = complaints(known, "Ant", {"act": 41, "env": 100})
-    assert more.startswith("Ant, act: 41 kernels, above the 40 of kernels.json; python tests/helpers/count_kernels.py")
+    assert more.startswith("Ant, act: 41 ") and "count_kernels.py" in more
     (fewer,) = complaints(known, "Ant", {"act": 40, "env": 99})
-    assert "99 kernels, fewer than the 100" in fewer
+    assert fewer.startswith("Ant, env: 99 ")
     assert complaints(known, "Ant", {"act": 39, "env": 102}, OTHER_VERSION) == []
     assert complaints(known, "Ant", {"act": 40, "env": 103}, OTHER_VERSION) != []
 
 
 BUDGETS = {"Ant": 173, "AnymalTerrain": 350, "Go1Tracking": 466, "Go1Velocity": 313, "ShadowHand": 250}
-"""Kernels of a control step with PPO, besides Warp's."""
+"""Kernels of a control step with PPO, without Warp's."""
 MINIBATCH_STEP = 100
 """Kernels of a minibatch step with PPO."""
 ROBOTS = ("Go1Velocity", "Go2Velocity", "G1Velocity", "T1Velocity", "Go1Tracking", "G1Tracking", "HumanoidTracking")
 LARGER_STEPS = {"ShadowHand": 101, "AnymalTerrain": 120, "Hopper": 108, "HumanoidAMP": 108, "Trifinger": 129}
 LARGER_STEPS |= {**dict.fromkeys(ROBOTS, 121), "CartpoleCamera": 173, "FrankaReachCamera": 173}
-"""Those of a network with four layers, of actors and critics with a network each, and of an encoder."""
+"""Minibatch steps with four layers, separate networks or an encoder."""
 
 
-def test_steps_stay_within_their_budgets() -> None:
+def test_steps_stay_within_kernel_budgets() -> None:
     kernels = json.loads(TABLE.read_text())["kernels"]["ppo"]
     assert [task for task, most in BUDGETS.items() if kernels[task]["control step"] > most] == []
     steps = {task: parts["minibatch step"] for task, parts in kernels.items()}
     assert {task: n for task, n in steps.items() if n > LARGER_STEPS.get(task, MINIBATCH_STEP)} == {}
 
 
-def test_a_compiled_minibatch_step_stays_within_its_budget() -> None:
+def test_compiled_minibatch_step_stays_within_kernel_budget() -> None:
     table = json.loads((Path(__file__).parents[1] / "benchmarks" / "gpu" / "fused_kernels.json").read_text())
     compiled = {task: parts["minibatch_step"]["compiled"] for task, parts in table["tasks"].items()}
     assert {task: n for task, n in compiled.items() if n > 60} == {"AnymalTerrain": 81, "Trifinger": 89}
 
 
-def test_a_kernel_takes_as_long_as_its_bytes() -> None:
+def test_kernel_time_follows_bytes_and_flops() -> None:
     rows, weights = cost_of([(COUNTED_ENVS, 4 * COUNTED_ENVS)]), cost_of([(100, 400)], flops=10**9)
     assert rows.seconds(1.0) == H100.kernel_s
     assert rows.seconds(1e6) == pytest.approx(4e6 * COUNTED_ENVS / H100.bandwidth)
@@ -188,7 +188,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_setting_of_the_learner_stays_on_the_device(variant: str, cuda: None) -> None:
+def test_ppo_settings_stay_on_device(variant: str, cuda: None) -> None:
     changes = VARIANTS[variant]
     settings = {**SMALL, **changes, "network": {**SMALL["network"], **changes.get("network", {})}}
     trainer = fake.make_trainer("Cartpole", ppo=settings)
@@ -201,7 +201,7 @@ def test_every_setting_of_the_learner_stays_on_the_device(variant: str, cuda: No
 MIRRORED = {"augment": True, "mirror_loss": 0.5}
 
 
-def test_cameras_stay_on_the_device(cuda: None) -> None:
+def test_cameras_stay_on_device(cuda: None) -> None:
     pictures = {name: draw(0.0, 0.1, "additive") for name in PICTURES}
     settings = {"randomize": True, "randomization_params": {"picture_params": pictures}}
     settings |= {"observations": {"camera": {"shift": 2, "brightness": [0.8, 1.2]}}}
@@ -209,12 +209,12 @@ def test_cameras_stay_on_the_device(cuda: None) -> None:
 
 
 @pytest.mark.usefixtures("watched")
-def test_a_robot_that_sees_the_ground_stays_on_the_device(cuda: None) -> None:
+def test_depth_vision_stays_on_device(cuda: None) -> None:
     trainer = fake.make_trainer("Go1Velocity", task={"vision": "depth"}, ppo={**SMALL, "symmetry": MIRRORED})
     assert iterate(trainer, steps=4).faults == []
 
 
-def test_extensions_stay_on_the_device(cuda: None) -> None:
+def test_extensions_stay_on_device(cuda: None) -> None:
     rnd = {"weight": 1.0, "schedule": "linear", "end": 100, "normalize": True}
     more = {"rnd": rnd, "teacher": {"run": "another", "weight": 1.0, "end": 100}, "symmetry": MIRRORED}
     assert iterate(fake.make_trainer("Anymal", ppo={**SMALL, **more}), steps=4).faults == []
@@ -232,14 +232,14 @@ OFF_POLICY: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("variant", OFF_POLICY)
-def test_every_setting_of_an_off_policy_learner_stays_on_the_device(variant: str, cuda: None) -> None:
+def test_off_policy_settings_stay_on_device(variant: str, cuda: None) -> None:
     algo, changes = OFF_POLICY[variant]
     task = {"task": {"_target_": "helpers.painted.Painted"}} if "images" in variant else {}
     trainer = fake.make_trainer("Cartpole", algo=algo, **task, **{algo: settings_of(algo, changes)})
     assert iterate(trainer, steps=4).faults == []
 
 
-def test_the_row_of_the_log_is_the_only_copy(cuda: None) -> None:
+def test_log_row_is_the_only_copy_to_host(cuda: None) -> None:
     trainer = fake.make_trainer("Cartpole", ppo=SMALL)
     iterate(trainer)
     trainer.iteration = trainer.cfg.log.interval
@@ -250,7 +250,7 @@ def test_the_row_of_the_log_is_the_only_copy(cuda: None) -> None:
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_the_check_of_devices_finds_every_tensor_where_it_belongs(algo: str, cuda: None) -> None:
+def test_device_check_accepts_every_algorithm(algo: str, cuda: None) -> None:
     trainer = fake.make_trainer("HumanoidAMP" if algo == "amp" else "Anymal", algo=algo)
     check_devices("the environment", trainer.env, CUDA)
     check_devices("the algorithm", trainer.algorithm, CUDA)
@@ -300,24 +300,24 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("task", EVERYTHING)
-def test_randomisation_stays_on_the_device(task: str, cuda: None) -> None:
+def test_randomization_stays_on_device(task: str, cuda: None) -> None:
     settings = {"randomize": True, "randomization_params": EVERYTHING[task]}
     assert iterate(fake.make_trainer(task, task=settings, ppo=SMALL)).faults == []
 
 
-def test_every_property_is_randomised_here() -> None:
+def test_every_randomizable_property_is_covered() -> None:
     actors = [actor for params in EVERYTHING.values() for actor in params["actor_params"].values()]
-    tried = {(section, name) for actor in actors for section in SECTIONS for name in actor.get(section, {})}
-    tried.add(("dof_properties", "delay"))  # no task has delays; it is written as all others
-    assert tried == {(section, name) for section, properties in SECTIONS.items() for name in properties}
+    covered = {(section, name) for actor in actors for section in SECTIONS for name in actor.get(section, {})}
+    covered.add(("dof_properties", "delay"))  # no task has delays; written like the others
+    assert covered == {(section, name) for section, properties in SECTIONS.items() for name in properties}
 
 
-# What the test can see
+# Detection of faults
 
 
 @dataclass
-class Given:
-    """What the calls below work with."""
+class Operands:
+    """Tensors for the calls below."""
 
     x: Tensor = field(default_factory=lambda: torch.zeros(6, 4, device=CUDA))
     square: Tensor = field(default_factory=lambda: torch.zeros(4, 4, device=CUDA))
@@ -325,7 +325,7 @@ class Given:
     index: Tensor = field(default_factory=lambda: torch.zeros(6, dtype=torch.int64, device=CUDA))
 
 
-FAULTS: dict[str, tuple[str, Callable[[Given], object]]] = {
+FAULTS: dict[str, tuple[str, Callable[[Operands], object]]] = {
     "item": ("item", lambda it: it.x[0, 0].item()),
     "float": ("_local_scalar_dense", lambda it: float(it.x[0, 0])),
     "if": ("_local_scalar_dense", lambda it: bool(it.mask.any())),
@@ -343,9 +343,9 @@ FAULTS: dict[str, tuple[str, Callable[[Given], object]]] = {
     "solve": ("linear algebra", lambda it: torch.linalg.solve(it.square, it.x.T)),
     "multinomial": ("linear algebra: multinomial", lambda it: torch.multinomial(it.square, 1)),
 }
-HARMLESS: dict[str, tuple[int, Callable[[Given], object]]] = {
+HARMLESS: dict[str, tuple[int, Callable[[Operands], object]]] = {
     "a view": (0, lambda it: it.x[:, 1:].unsqueeze(0).expand(3, 6, 3).detach()),
-    "a number in where": (2, lambda it: torch.where(it.mask, 1.0, it.x.T)),  # which is filled into a tensor
+    "a number in where": (2, lambda it: torch.where(it.mask, 1.0, it.x.T)),  # filled into a tensor
     "a number in a sum": (1, lambda it: it.x + 1.0),
     "a mask that fills": (1, lambda it: it.x.masked_fill_(it.mask[:, None], 0.0)),
     "a norm": (1, lambda it: torch.linalg.vector_norm(it.x, dim=1)),
@@ -355,19 +355,19 @@ HARMLESS: dict[str, tuple[int, Callable[[Given], object]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_seen(fault: str, cuda: None) -> None:
+def test_placement_detects_fault(fault: str, cuda: None) -> None:
     kind, call = FAULTS[fault]
-    given = Given()
+    given = Operands()
     with Placement() as placement, suppress(DataDependentOutputException, DynamicOutputShapeException, RuntimeError):
-        call(given)  # fake tensors refuse what needs their values; they are asked all the same
+        call(given)  # fake tensors reject reads of values after they are counted
     assert any(location.what.startswith(kind) for location in placement.found), placement.locations
     assert all(location.where.startswith("tests/test_placement.py:") for location in placement.found)
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-def test_what_is_harmless_is_no_fault(what: str, cuda: None) -> None:
+def test_placement_accepts_device_work(what: str, cuda: None) -> None:
     kernels, call = HARMLESS[what]
-    given = Given()
+    given = Operands()
     with Placement() as placement:
         call(given)
     assert placement.locations == []
@@ -392,7 +392,7 @@ PLACES: dict[str, Callable[[Any], tuple[object, str]]] = {
 }
 
 
-def test_a_fault_is_seen_in_every_part_of_an_iteration(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_detects_fault_in_every_part_of_an_iteration(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"randomize": True, "randomization_params": {"observations": NOISE}}
     trainer = fake.make_trainer("Cartpole", task=settings, ppo=SMALL)
 
@@ -411,8 +411,8 @@ def test_a_fault_is_seen_in_every_part_of_an_iteration(cuda: None, monkeypatch: 
     assert {location.phase for location in found} == PLACES.keys() == PARTS.keys()
 
 
-@pytest.mark.parametrize("after", [0, 2])  # while the environment is built, and in a step
-def test_the_line_that_reads_a_value_is_named(after: int, cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("after", [0, 2])  # during construction, and in a step
+def test_line_that_reads_a_value_is_reported(after: int, cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rewards, calls = Cartpole.rewards, 0
 
     def reading(task: Cartpole) -> dict[str, Tensor]:
@@ -427,11 +427,11 @@ def test_the_line_that_reads_a_value_is_named(after: int, cuda: None, monkeypatc
         iterate(fake.make_trainer("Cartpole", ppo=SMALL))
 
 
-# What stands in for torch
+# Replacements of torch
 
 
 @pytest.mark.parametrize("network", [{}, {"rnn": "gru", "separate": True, "state_dependent_std": True}], ids=str)
-def test_gradients_found_in_python_are_those_of_torch(network: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_backward_equals_torch(network: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     it = Learner(RandomEnv(8), ppo_config(network, minibatch_size=32))
     it.collect()
     compared = 0
@@ -450,7 +450,7 @@ def test_gradients_found_in_python_are_those_of_torch(network: dict[str, Any], m
     assert compared > 8
 
 
-def test_autocast_is_on(cuda: None) -> None:
+def test_autocast_works_on_fake_cuda(cuda: None) -> None:
     layer, x = torch.zeros(3, 4, device=CUDA), torch.zeros(6, 4, device=CUDA)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert nn.functional.linear(x, layer).dtype == torch.bfloat16

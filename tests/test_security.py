@@ -1,6 +1,6 @@
-"""A run folder from a stranger is data: nothing in it is executed, nothing outside it is touched, one line says why.
+"""Untrusted run folders: no code is executed, no file outside is touched, rejected in one line.
 
-docs/security.md names these tests. Each of `STRANGE` makes one hostile folder of a real one.
+docs/security.md refers to these tests. Each entry of `HOSTILE` turns a real run folder into a hostile one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EVIL = "import os\nopen(os.environ['EXECUTED'], 'w').write('yes')\nclass Evil:\n
 
 
 class Stranger:
-    """Downloaded `run`, directory `here` with a module `evil`, `home` outside, and the file that its code writes."""
+    """Downloaded `run`, working directory `here` with a module `evil`, `home` outside, file written by its code."""
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.here, self.home, self.executed = folder / "here", folder / "home", folder / "executed"
@@ -117,7 +117,7 @@ def rerun(it: Stranger) -> None:
     overrides(f"--experimental-rerun={it.run}/rerun.pickle")(it)
 
 
-def announced(it: Stranger) -> None:
+def fake_package(it: Stranger) -> None:
     """Pretend that the current directory is an installed package."""
     folder = it.here / "evil-1.0.dist-info"
     folder.mkdir()
@@ -185,7 +185,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 NESTED = b"\x80\x02]q\x00(K\x01K\x01e" + b"".join(
     b"]q%c(%se" % (number, b"h%c" % (number - 1) * 10) for number in range(1, 30)
-)  # each list holds the one before ten times
+)  # each list holds the previous one ten times
 TEXT = {word: b"X" + struct.pack("<I", len(word)) + word.encode() for word in ("format", "gpusim_rl", "more")}
 ENDLESS = NESTED + b"}(%bK\x04%b%b%bh\x1du." % (TEXT["format"], TEXT["gpusim_rl"], TEXT["gpusim_rl"], TEXT["more"])
 GIGABYTES = 3_000_000_000
@@ -194,52 +194,52 @@ BYTEARRAY = b"\x80\x02cbuiltins\nbytearray\n\x8a\x05" + GIGABYTES.to_bytes(5, "l
 CLASS = {"_target_": "evil.Evil"}
 COPY = {"_target_": "shutil.copyfile", "src": "HERE/evil.py", "dst": "HOME/.profile"}
 
-STRANGE: dict[str, tuple[Callable[[Stranger], None], str]] = {
-    # 1. Code by way of Hydra
-    "a flag that unpickles a file": (rerun, "'--experimental-rerun="),
+HOSTILE: dict[str, tuple[Callable[[Stranger], None], str]] = {
+    # 1. Code through Hydra
+    "flag that unpickles a file": (rerun, "'--experimental-rerun="),
     "hydra.": (overrides("hydra.job.chdir=true"), "got 'hydra.job.chdir=true'"),
-    "a section hydra": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "the key 'hydra'"),
-    # 2. Code by way of a class
-    "a task": (both(lambda s: s["task"].update(CLASS)), "task._target_=evil.Evil would run code"),
-    "an algorithm": (both(lambda s: s["algo"].update(CLASS)), "algo._target_=evil.Evil would run code"),
-    "a network": (both(lambda s: s["ppo"]["network"].update(CLASS)), "ppo.network._target_=evil.Evil would run code"),
-    "a function of Hydra's": (
+    "hydra section": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "the key 'hydra'"),
+    # 2. Code through a class
+    "task class": (both(lambda s: s["task"].update(CLASS)), "task._target_=evil.Evil"),
+    "algorithm class": (both(lambda s: s["algo"].update(CLASS)), "algo._target_=evil.Evil"),
+    "network class": (both(lambda s: s["ppo"]["network"].update(CLASS)), "ppo.network._target_=evil.Evil"),
+    "function of Hydra": (
         factory("hydra.utils.instantiate", config={"_target_": "builtins.dict", "x": COPY}),
         "env._target_=hydra.utils.instantiate",
     ),
-    "a task of a package in this folder": (announced, "task._target_=evil.Evil would run code"),
-    # 3. Other files by way of links
-    "a link in place of a temporary file": (link("config.yaml.tmp", ".profile"), "config.yaml.tmp is a link to"),
-    "a link in place of the log": (link("train.log", ".profile"), "train.log is a link to"),
-    "a link in place of the checkpoints": (link("checkpoints", "precious"), "checkpoints is a link to"),
-    "a link in place of a checkpoint": (link("checkpoints/best.pt", "precious/last.pt"), "best.pt is a link to"),
-    "a pipe in place of the metrics": (pipe("metrics.csv"), "metrics.csv is a named pipe"),
-    "a pipe in place of the settings": (pipe("env.json"), "env.json is a named pipe"),
+    "task of a package in the working directory": (fake_package, "task._target_=evil.Evil"),
+    # 3. Other files through links
+    "link in place of a temporary file": (link("config.yaml.tmp", ".profile"), "config.yaml.tmp is a link to"),
+    "link in place of the log": (link("train.log", ".profile"), "train.log is a link to"),
+    "link in place of the checkpoints": (link("checkpoints", "precious"), "checkpoints is a link to"),
+    "link in place of a checkpoint": (link("checkpoints/best.pt", "precious/last.pt"), "best.pt is a link to"),
+    "pipe in place of the metrics": (pipe("metrics.csv"), "metrics.csv is a named pipe"),
+    "pipe in place of the settings": (pipe("env.json"), "env.json is a named pipe"),
     # 4. The environment
-    "an interpolation": (both(lambda s: s.update(wandb_name="${oc.env:SECRET}")), "wandb_name is the interpolation"),
+    "interpolation": (both(lambda s: s.update(wandb_name="${oc.env:SECRET}")), "wandb_name is the interpolation"),
     # 5. Bombs
     "aliases": (RawYaml(BOMB), "an anchor or alias"),
-    "a tag": (RawYaml("task: !!python/object/apply:os.system ['touch x']\n"), "the tag "),
+    "tag": (RawYaml("task: !!python/object/apply:os.system ['touch x']\n"), "the tag "),
     "deep nesting": (RawYaml("a: " + "[" * 5000), "too deeply nested"),
-    "masses of text": (RawYaml("a: " + "x" * 2_000_000), "has more than 1048576 bytes"),
-    "an int of masses of digits": (RawYaml("a: 1" + "0" * 50_000), "a number of 50001 characters"),
-    "a compressed checkpoint": (compressed, "is compressed"),
-    "a pickle that takes memory": (lambda it: it.pickle(BYTEARRAY), "names 'builtins bytearray'"),
-    "a pickle that runs code": (lambda it: it.pickle(b"cposix\nsystem\n(S'touch x'\ntR."), "names 'posix system'"),
-    "a pickle of lists in lists": (lambda it: it.pickle(ENDLESS), "has values without end"),
-    "a tensor that repeats one number": (
+    "huge text": (RawYaml("a: " + "x" * 2_000_000), "1048576 bytes"),
+    "huge int": (RawYaml("a: 1" + "0" * 50_000), "a number of 50001 characters"),
+    "compressed checkpoint": (compressed, "is compressed"),
+    "pickle that allocates memory": (lambda it: it.pickle(BYTEARRAY), "names 'builtins bytearray'"),
+    "pickle that runs code": (lambda it: it.pickle(b"cposix\nsystem\n(S'touch x'\ntR."), "names 'posix system'"),
+    "pickle of nested lists": (lambda it: it.pickle(ENDLESS), "has values without end"),
+    "expanded tensor": (
         lambda it: it.checkpoint(lambda state: state.update(policy={"w": torch.zeros(1).expand(GIGABYTES)})),
         "has values without end",
     ),
 }
 
 
-YAMLS = [kind for kind in STRANGE if isinstance(STRANGE[kind][0], RawYaml)]
-OF_THE_SETTINGS = [*list(STRANGE)[:3], *YAMLS]  # only a resumed run reads them; playing needs the checkpoint alone
+YAMLS = [kind for kind in HOSTILE if isinstance(HOSTILE[kind][0], RawYaml)]
+ONLY_IN_SETTINGS = [*list(HOSTILE)[:3], *YAMLS]  # read by a resumed run only; playing needs just the checkpoint
 # Rejected by plot, report and doctor too, which import no class and read no checkpoint.
-OF_ALL = [kind for kind, (_, words) in STRANGE.items() if " is a link to" in words or " is a named pipe" in words]
-OF_ALL += ["an interpolation", *YAMLS]
-FAST = ["a network", "a link in place of a checkpoint", "an interpolation"]
+BY_ALL_TOOLS = [kind for kind, (_, words) in HOSTILE.items() if " is a link to" in words or " is a named pipe" in words]
+BY_ALL_TOOLS += ["interpolation", *YAMLS]
+FAST = ["network class", "link in place of a checkpoint", "interpolation"]
 
 
 @pytest.fixture
@@ -248,40 +248,40 @@ def stranger(runs_folder: Path, tmp_path: Path) -> Stranger:
     return Stranger(source, tmp_path)
 
 
-@pytest.mark.parametrize("kind", STRANGE)
-def test_a_hostile_run_folder_is_refused_in_one_line(stranger: Stranger, kind: str) -> None:
-    make, words = STRANGE[kind]
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_run_folder_is_rejected_in_one_line(stranger: Stranger, kind: str) -> None:
+    make, words = HOSTILE[kind]
     make(stranger)
-    secret = os.urandom(8).hex()  # not a word that could stand in git.diff
+    secret = os.urandom(8).hex()  # cannot occur in git.diff
     env = {"EXECUTED": str(stranger.executed), "SECRET": secret}
     commands: list[tuple[Any, ...]] = [("train.py", "checkpoint=downloaded", "max_iterations=8")]
-    if kind not in OF_THE_SETTINGS:
+    if kind not in ONLY_IN_SETTINGS:
         commands.append(("tools/play.py", "downloaded", "--viewer", "none", "--steps", "2"))
     for script, *arguments in commands:
         done = run_here(ROOT / script, *arguments, cwd=stranger.here, env=env)
         assert done.returncode == 2, done
         assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
         assert secret not in done.stdout + done.stderr
-    assert not stranger.executed.exists(), "the folder's code was executed"
-    assert stranger.outside() == stranger.before, "something outside the folder was touched"
+    assert not stranger.executed.exists(), "code of the folder was executed"
+    assert stranger.outside() == stranger.before, "a file outside the folder was touched"
     kept = [path.read_bytes() for path in stranger.run.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not any(secret.encode() in content for content in kept)
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in STRANGE]
+    "kind", [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in HOSTILE]
 )
-def test_a_hostile_run_folder_is_data_to_every_tool(
+def test_no_tool_executes_a_hostile_run_folder(
     stranger: Stranger, load_tool, monkeypatch, capsys, tmp_path: Path, kind: str
 ) -> None:
-    make, words = STRANGE[kind]
+    make, words = HOSTILE[kind]
     make(stranger)
     monkeypatch.chdir(stranger.here)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("EXECUTED", str(stranger.executed))
     monkeypatch.setenv("SECRET", "of the environment")
     small = ("--width", "32", "--height", "32")
-    # the networks are not what is hostile: exporting them takes seconds
+    # skip the export of networks, which takes seconds
     card = {"parity": {"observations": 1, "files": {}}, "latency_us": {"calls": 1, "median": {}}}
 
     def write(player: Player, *_: Any, **__: Any) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
         "doctor": (),
     }
     for name, options in commands.items():
-        refused = kind in OF_ALL if name in ("plot", "report", "doctor") else kind not in OF_THE_SETTINGS
+        refused = kind in BY_ALL_TOOLS if name in ("plot", "report", "doctor") else kind not in ONLY_IN_SETTINGS
         try:
             code = load_tool(name).main([*["record"] * (name == "clip"), "downloaded", *options])
         except SystemExit as ended:
@@ -312,20 +312,20 @@ def test_a_hostile_run_folder_is_data_to_every_tool(
         assert "of the environment" not in printed + error
         if refused:
             assert error.startswith("error: ") and error.count("\n") == 1 and words in error, (name, error)
-    assert not stranger.executed.exists(), "the folder's code was executed"
-    assert stranger.outside() == stranger.before, "something outside the folder was touched"
+    assert not stranger.executed.exists(), "code of the folder was executed"
+    assert stranger.outside() == stranger.before, "a file outside the folder was touched"
 
 
-def test_settings_that_only_the_checkpoint_has_are_data_too(stranger: Stranger) -> None:
+def test_settings_inside_a_checkpoint_are_not_executed(stranger: Stranger) -> None:
     factory("torch.hub.load", repo_or_dir="HERE/downloaded", source="local", model="Evil")(stranger)
     (stranger.run / "config.yaml").unlink()
     env = {"EXECUTED": str(stranger.executed)}
     done = run_here(ROOT / "train.py", "checkpoint=downloaded", "max_iterations=8", cwd=stranger.here, env=env)
-    assert not stranger.executed.exists(), "the folder's code was executed"
+    assert not stranger.executed.exists(), "code of the folder was executed"
     assert done.returncode == 2 and "last.pt: env._target_=torch.hub.load" in done.stderr.splitlines()[-1], done.stderr
 
 
-def test_a_class_is_imported_where_the_user_says_so(stranger: Stranger, train_cli) -> None:
+def test_class_is_imported_only_with_trust(stranger: Stranger, train_cli) -> None:
     both(lambda saved: saved["task"].update(_target_="mine.Mine"))(stranger)
     code = "from gpusim_rl.tasks.cartpole import Cartpole\nclass Mine(Cartpole): pass\n"
     (stranger.here / "mine.py").write_text(code)
@@ -334,13 +334,13 @@ def test_a_class_is_imported_where_the_user_says_so(stranger: Stranger, train_cl
     done = train_cli(*words, cwd=stranger.here, check=False)
     assert "would run code" in done.stderr and "trust=true" in done.stderr
     train_cli(*words, "trust=true", cwd=stranger.here)
-    shutil.copy(stranger.run / "checkpoints" / "last.pt", stranger.here / "lone.pt")  # it has settings as well
+    shutil.copy(stranger.run / "checkpoints" / "last.pt", stranger.here / "lone.pt")  # also contains settings
     done = train_cli("checkpoint=lone.pt", "max_iterations=9", "log.console=quiet", cwd=stranger.here, check=False)
     assert "lone.pt: task._target_=mine.Mine would run code" in done.stderr
 
 
-def test_saved_settings_lead_nowhere_outside_the_folder(stranger: Stranger, train_here) -> None:
-    """A branch of the run makes its folder where the user says, not where the stranger did."""
+def test_saved_log_folder_is_ignored_when_branching(stranger: Stranger, train_here) -> None:
+    """A branch creates its folder below the user's log.dir, not the saved one."""
     both(lambda saved: saved["log"].update(dir=str(stranger.home)))(stranger)
     numbered = stranger.run / "checkpoints" / "000001.pt"
     shutil.copy(stranger.run / "checkpoints" / "last.pt", numbered)
@@ -348,11 +348,11 @@ def test_saved_settings_lead_nowhere_outside_the_folder(stranger: Stranger, trai
     assert stranger.outside() == stranger.before and len(list((stranger.here / "runs" / "Cartpole").glob("2*"))) == 1
 
 
-def test_a_plot_is_written_into_its_folder_and_nowhere_else(stranger: Stranger, load_tool, monkeypatch) -> None:
+def test_plot_never_writes_through_a_link(stranger: Stranger, load_tool, monkeypatch) -> None:
     plot = load_tool("plot")
     monkeypatch.chdir(stranger.here)
     link("episode_return.png", ".profile")(stranger)
-    with pytest.raises(ConfigError, match=r"episode_return\.png is a link to"):
+    with pytest.raises(ConfigError, match=r"episode_return\.png is a link"):
         plot.plot(plot.parse(["downloaded"]))
     (stranger.run / "episode_return.png").unlink()
     out = stranger.here / "mine.png"
@@ -363,9 +363,7 @@ def test_a_plot_is_written_into_its_folder_and_nowhere_else(stranger: Stranger, 
 
 
 @pytest.mark.parametrize("reader", ["plot", "doctor", "resume"])
-def test_metrics_are_read_up_to_a_limit_and_never_through_a_link(
-    stranger: Stranger, load_tool, monkeypatch, reader: str
-) -> None:
+def test_metrics_reader_limits_size_and_rejects_links(stranger: Stranger, load_tool, monkeypatch, reader: str) -> None:
     file = stranger.run / "metrics.csv"
     read = {
         "plot": lambda: read_run(stranger.run),
@@ -378,11 +376,11 @@ def test_metrics_are_read_up_to_a_limit_and_never_through_a_link(
         read()
     file.rename(stranger.home / "metrics.csv")
     link("metrics.csv", "metrics.csv")(stranger)
-    with pytest.raises(ConfigError, match=r"metrics\.csv is a link to"):
+    with pytest.raises(ConfigError, match=r"metrics\.csv is a link"):
         read()
 
 
-OF_ANOTHER_TYPE: dict[str, tuple[dict[str, Any], str]] = {
+WRONG_TYPES: dict[str, tuple[dict[str, Any], str]] = {
     "sim": ({"sim": ["mujoco"]}, "sim is a list"),
     "env": ({"env": {}}, "does not fit task Cartpole.*: no '"),
     "policy": ({"policy": {}}, "does not fit task Cartpole.*: Error"),
@@ -394,9 +392,9 @@ OF_ANOTHER_TYPE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OF_ANOTHER_TYPE)
-def test_a_checkpoint_with_values_of_another_type_is_refused(stranger: Stranger, monkeypatch, kind: str) -> None:
-    change, words = OF_ANOTHER_TYPE[kind]
+@pytest.mark.parametrize("kind", WRONG_TYPES)
+def test_checkpoint_with_wrong_value_types_is_rejected(stranger: Stranger, monkeypatch, kind: str) -> None:
+    change, words = WRONG_TYPES[kind]
     stranger.checkpoint(lambda state: state.update(change))
     monkeypatch.chdir(stranger.here)
     with pytest.raises(ConfigError, match=words):
@@ -416,43 +414,43 @@ def dump(it: Stranger) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"episode_step": None}, "not the dump of a divergence: it has no episode_step"),
+        ({"episode_step": None}, "episode_step"),
         ({"sim": "nosuch"}, "nosuch"),
-        ({"config": {"task": {}, "algo": [1]}}, "expected the settings of a run"),
-        ({"action": torch.zeros(2)}, "does not fit task Cartpole: expected an action of 1 numbers"),
-        ({"state": {"cartpole": 5}}, "does not fit task Cartpole"),
-        ({"state": {"cartpole": {"joint_pos": torch.zeros(7)}}}, "does not fit task Cartpole"),
+        ({"config": {"task": {}, "algo": [1]}}, "settings"),
+        ({"action": torch.zeros(2)}, "action of 1"),
+        ({"state": {"cartpole": 5}}, "Cartpole"),
+        ({"state": {"cartpole": {"joint_pos": torch.zeros(7)}}}, "Cartpole"),
     ],
 )
-def test_a_dump_that_is_not_one_is_refused(stranger: Stranger, change: dict[str, Any], words: str) -> None:
+def test_invalid_divergence_dump_is_rejected(stranger: Stranger, change: dict[str, Any], words: str) -> None:
     file = stranger.run / "diverged.pt"
     checkpoint_file.save(file, dump(stranger))
     with closing(DumpReplay.open(file)) as shown:
-        assert list(iter(shown.step, None))[-1] == "did not diverge on mujoco"
+        assert list(iter(shown.step, None))[-1].startswith("did not diverge")
     changed = {key: value for key, value in {**dump(stranger), **change}.items() if value is not None}
     checkpoint_file.save(file, changed)
     with pytest.raises(ConfigError, match=words):
         DumpReplay.open(file)
 
 
-def test_a_replay_of_a_checkpoint_needs_its_command_line(stranger: Stranger) -> None:
+def test_checkpoint_replay_requires_overrides(stranger: Stranger) -> None:
     stranger.checkpoint(lambda state: state.pop("overrides"))
-    with pytest.raises(ConfigError, match="it has no overrides"):
+    with pytest.raises(ConfigError, match="overrides"):
         DumpReplay.open(stranger.run / "checkpoints" / "last.pt")
 
 
-def test_settings_are_drawn_as_text_or_refused(stranger: Stranger, load_tool) -> None:
-    """A dollar begins a formula of matplotlib's, and a key may be a number."""
+def test_plot_draws_settings_as_plain_text(stranger: Stranger, load_tool) -> None:
+    """A dollar starts a matplotlib formula, and keys may be numbers."""
     plot = load_tool("plot")
     stranger.settings(lambda saved: saved["task"].update({"_target_": "a.B$\\nosuch$", 5: 6}))
     assert plot.plot(plot.parse([str(stranger.run)])).read_bytes().startswith(b"\x89PNG")
     for change in ({"seed": "abc"}, {"task": {}}):
         settings(**change)(stranger)
-        with pytest.raises(ConfigError, match=r"config\.yaml: not the settings of a run"):
+        with pytest.raises(ConfigError, match=r"config\.yaml: not the settings"):
             plot.plot(plot.parse([str(stranger.run)]))
 
 
-def test_strange_numbers_are_not_drawn(stranger: Stranger, load_tool) -> None:
+def test_plot_rejects_invalid_metrics(stranger: Stranger, load_tool) -> None:
     plot, report = load_tool("plot"), load_tool("report")
     for columns in ("", "iteration,env_steps,time/elapsed_s,episode/return\n1,-1e308,-5,1e308\n"):
         (stranger.run / "metrics.csv").write_text(columns)
@@ -470,7 +468,7 @@ def test_strange_numbers_are_not_drawn(stranger: Stranger, load_tool) -> None:
     ],
     ids=str,
 )
-def test_a_doctor_of_another_machine_is_refused(stranger: Stranger, change: dict[str, Any], words: str) -> None:
+def test_doctor_rejects_invalid_machine_info(stranger: Stranger, change: dict[str, Any], words: str) -> None:
     file = stranger.run / "env.json"
     assert diagnose(read_run_stats(stranger.run)) is not None
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
@@ -479,7 +477,7 @@ def test_a_doctor_of_another_machine_is_refused(stranger: Stranger, change: dict
 
 
 @pytest.mark.parametrize(("key", "value"), [("num_envs", 0), ("ppo.minibatch_size", "x"), ("task.control_hz", [1])])
-def test_a_doctor_of_other_settings_is_refused(stranger: Stranger, key: str, value: Any) -> None:
+def test_doctor_rejects_invalid_settings(stranger: Stranger, key: str, value: Any) -> None:
     *sections, name = key.split(".")
     stranger.settings(lambda saved: (saved[sections[0]] if sections else saved).update({name: value}))
     with pytest.raises(ConfigError, match=r"invalid config\.yaml or env\.json"):
@@ -518,29 +516,29 @@ def test_escape_sequences_are_printed_as_text(stranger: Stranger, train_here, to
     assert "\\x1b]0;gone" in texts[-1]
 
 
-def test_a_tool_prints_names_of_its_user_s_files_as_text(load_tool, monkeypatch, capsys) -> None:
+def test_doctor_prints_names_as_text(load_tool, monkeypatch, capsys) -> None:
     tool = load_tool("doctor")
     monkeypatch.setattr(tool, "checked", lambda *_: (ESCAPES, 8))
     point = Measurement(error=ESCAPES)
     monkeypatch.setattr("gpusim_rl.diagnose.short_training.measure_training", lambda *_, **__: point)
-    tool.main(["scaling", "task=Ant", "--num-envs", "8", "--devices", "cpu"])
-    tool.main(["scaling", "task=Ant", "algo=impala", "actors=process", "num_actors=1"])
+    tool.main(["scaling", "task=Ant", "--num-envs", "8", "--device", "cpu"])
+    tool.main(["scaling", "task=Ant", "algo=impala", "actors=process", "--num-actors", "1"])
     for text in capsys.readouterr():
         assert_is_text(text)
         assert text == "" or ("\\x1b]0;gone" in text and "[red]" in text), text
 
 
-def test_a_window_prints_names_as_text(stranger: Stranger, load_tool, monkeypatch, capsys) -> None:
-    """What is printed while a window is open; the window itself is left out."""
+def test_viewer_window_prints_names_as_text(stranger: Stranger, load_tool, monkeypatch, capsys) -> None:
+    """Output while a window is open; the window itself is replaced."""
     play = load_tool("play")
     run = stranger.run.rename(stranger.here / f"down{ESCAPES}loaded")
     viewer = SimpleNamespace(cam=SimpleNamespace(), is_running=lambda: True, lock=nullcontext, sync=lambda: None)
     monkeypatch.setattr(play, "window", lambda *_: nullcontext(viewer))
     monkeypatch.setattr(play, "FOLLOW_INTERVAL_S", -1.0)
     with closing(Player.open(str(run))) as player:
-        os.utime(run / "checkpoints" / "last.pt", ns=(0, 0))  # as if there were a newer one
+        os.utime(run / "checkpoints" / "last.pt", ns=(0, 0))  # looks like a newer checkpoint
         play.watch(player, 1)
-        monkeypatch.setattr(player, "step", lambda: f"action {ESCAPES}")  # of a replay
+        monkeypatch.setattr(player, "step", lambda: f"action {ESCAPES}")  # as in a replay
         play.watch(player, 1)
     printed = capsys.readouterr().out
     assert printed.count(AS_TEXT) == 2 and "\x1b" not in printed
@@ -551,25 +549,25 @@ def stranger_at(stranger: Stranger, run: Path) -> Stranger:
     return stranger
 
 
-def test_links_that_lead_to_another_run_are_refused(stranger: Stranger, monkeypatch) -> None:
+def test_links_to_another_run_are_rejected(stranger: Stranger, monkeypatch) -> None:
     monkeypatch.chdir(stranger.here)
     victim = Path(shutil.copytree(stranger.run, stranger.here / "victim"))
     (stranger.run / "latest").symlink_to("../victim")
-    with pytest.raises(ConfigError, match=r"downloaded/latest is a link to \.\./victim"):
+    with pytest.raises(ConfigError, match=r"downloaded/latest is a link .*victim"):
         find_checkpoint("downloaded")
     group = stranger.here / "group"
     group.mkdir()
     (group / "latest").symlink_to("../victim")
-    with pytest.raises(ConfigError, match=r"group/latest leads to .*victim, out of the folder"):
+    with pytest.raises(ConfigError, match=r"group/latest .*victim"):
         find_checkpoint("group")
     last = stranger.here / "other" / "checkpoints" / "last.pt"
     last.parent.mkdir(parents=True)
     last.symlink_to(victim / "checkpoints" / "last.pt")
-    with pytest.raises(ConfigError, match=r"last\.pt is a link to"):
+    with pytest.raises(ConfigError, match=r"last\.pt is a link"):
         find_checkpoint("other/checkpoints/last.pt")
 
 
-def test_folders_without_end_are_one_line(stranger: Stranger) -> None:
+def test_deeply_nested_folder_is_rejected(stranger: Stranger) -> None:
     deep = stranger.run
     for _ in range(40):
         deep = deep / "a"
@@ -579,21 +577,21 @@ def test_folders_without_end_are_one_line(stranger: Stranger) -> None:
 
 
 NO_COMMAND: dict[str, Callable[[Stranger], None]] = {
-    "a class in the settings": lambda it: it.settings(lambda cfg: cfg["task"].update(_target_="evil.Evil")),
-    "no record": lambda it: (it.run / "overrides.yaml").unlink(),
-    "a flag": overrides("-cd", "/tmp/evil"),
-    "a setting of hydra": overrides("hydra/launcher=evil"),
-    "an interpolation": overrides("task.gear=${oc.env:HOME}"),
-    "another task": overrides("task=Ant"),
-    "a key that is none": overrides("$(touch x)=1"),
-    "a key with a line": overrides("num_envs\ntouch x=1"),
-    "a deletion": overrides("~task.gear=1"),
-    "a path of another library": lambda it: it.settings(lambda cfg: cfg.update(env={"id": "evil:Env-v0"})),
+    "class in the settings": lambda it: it.settings(lambda cfg: cfg["task"].update(_target_="evil.Evil")),
+    "no overrides.yaml": lambda it: (it.run / "overrides.yaml").unlink(),
+    "flag": overrides("-cd", "/tmp/evil"),
+    "hydra setting": overrides("hydra/launcher=evil"),
+    "interpolation": overrides("task.gear=${oc.env:HOME}"),
+    "other task": overrides("task=Ant"),
+    "invalid key": overrides("$(touch x)=1"),
+    "key with a line break": overrides("num_envs\ntouch x=1"),
+    "deletion": overrides("~task.gear=1"),
+    "env of another library": lambda it: it.settings(lambda cfg: cfg.update(env={"id": "evil:Env-v0"})),
 }
 
 
 @pytest.mark.parametrize("kind", NO_COMMAND)
-def test_a_report_shows_no_command_of_what_a_resume_refuses(stranger: Stranger, load_tool, kind: str) -> None:
+def test_report_shows_no_command_for_rejected_settings(stranger: Stranger, load_tool, kind: str) -> None:
     NO_COMMAND[kind](stranger)
     commands, page = reported(stranger, load_tool)
     assert commands == [] and "No command for" in page
@@ -607,7 +605,7 @@ def reported(it: Stranger, load_tool) -> tuple[list[str], str]:
     return shown, page
 
 
-def test_a_command_of_a_report_has_the_values_of_the_settings(stranger: Stranger, load_tool) -> None:
+def test_report_command_has_quoted_values_of_the_settings(stranger: Stranger, load_tool) -> None:
     name = "'; touch executed; echo '$(touch executed)`touch executed` !x \\"
     touched = ("ppo.learning_rate=$(touch executed)", "num_envs=16; touch executed", "wandb_project=x")
     overrides(*touched, "trust=true", "log.dir=/tmp/evil", "checkpoint=/etc/passwd")(stranger)
@@ -621,7 +619,7 @@ def test_a_command_of_a_report_has_the_values_of_the_settings(stranger: Stranger
     assert "touch" in done.stdout and not (stranger.here / "executed").exists()
 
 
-def test_an_advice_is_quoted_where_it_has_a_name_of_the_folder(stranger: Stranger, train_here, monkeypatch) -> None:
+def test_error_hint_quotes_file_names(stranger: Stranger, train_here, monkeypatch) -> None:
     monkeypatch.chdir(stranger.here)
     name = "$(touch executed);touch executed;'.pt"
     (stranger.run / "checkpoints" / "last.pt").rename(stranger.run / "checkpoints" / name)

@@ -1,4 +1,4 @@
-"""A plain training needs nothing that only Linux has: no call, no signal, no file of /proc or /sys."""
+"""Training without Linux-only calls, signals and files of /proc and /sys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hidden(original):
         return original(self, *arguments, **options)
     return call
 
-# Of Python's own reading only this one: psutil reads /proc on Linux, and something else on macOS.
+# Only pathlib is patched: psutil reads /proc on Linux, but not on macOS.
 for name in ("open", "read_text", "read_bytes", "exists", "is_file", "is_dir", "stat"):
     setattr(pathlib.Path, name, hidden(getattr(pathlib.Path, name)))
 

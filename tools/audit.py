@@ -1,9 +1,7 @@
-"""Audit a training: copies between host and device, and waits of one for the other.
+"""Audit a training for host-device copies and waits.
 
-python tools/audit.py task=Ant num_envs=64                   by phase
-python tools/audit.py task=Ant device=cuda --json audit.json
-
-Exit code 1 if a steady iteration copies or waits beyond the row of metrics per log interval; the lines are named.
+gpusim-rl audit task=Ant num_envs=64                     copies and waits by phase of the iteration
+gpusim-rl audit task=Ant device=cuda --out audit.json    the same on a GPU, and all numbers in a file
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ if __name__ == "__main__":
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from gpusim_rl.cli import table_lines
-from gpusim_rl.errors import ConfigError, friendly_errors, say
+from gpusim_rl.errors import friendly_errors, say
 from gpusim_rl.files.provenance import describe_environment
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.options import Parser
+from gpusim_rl.view.text_table import table_lines
 
 WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memory is allocated
 
@@ -33,25 +31,20 @@ def main(argv: list[str] | None = None) -> int:
     with friendly_errors():
         report = audit_training(args)
         text = json.dumps(report, indent=2) + "\n"
-        if args.json == "-":
+        if args.out:
+            with writing(args.out) as file:
+                file.write(text.encode())
+        if args.json:
             sys.stdout.write(text)
         else:
             show(report)
-            if args.json:
-                with writing(Path(args.json)) as file:
-                    file.write(text.encode())
     return 0 if report["ok"] else 1
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="audit", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
-    parser.add_argument("--iterations", type=int, default=3, help="steady iterations (default: 3)")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write json to FILE, or print it")
-    args = parser.parse_intermixed_args(argv)
-    if args.json and "=" in args.json:  # `--json task=Ant`
-        args.overrides, args.json = [args.json, *args.overrides], "-"
-    return args
+    parser = Parser("audit", __doc__)
+    parser.options("settings", "--iterations", "--out", "--json", iterations=3)
+    return parser.parse_intermixed_args(argv)
 
 
 def audit_training(args: argparse.Namespace) -> dict[str, Any]:
@@ -59,9 +52,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
     from gpusim_rl.diagnose.transfers import audit, our_loop, violations
     from gpusim_rl.testing.scratch_training import scratch_training
 
-    if args.iterations < 1:
-        raise ConfigError(key="--iterations", expected="a positive int", got=args.iterations)
-    with scratch_training(args.overrides) as (trainer, log):
+    with scratch_training(args.settings) as (trainer, log):
         interval, first = trainer.cfg.log.interval, trainer.iteration + WARM_UP
         rows = (first + args.iterations) // interval - first // interval
         result = audit(our_loop(trainer, log), warm_up=WARM_UP, iterations=args.iterations)

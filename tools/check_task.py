@@ -1,8 +1,8 @@
-"""Check a task with the conformance suite, and explain failures and fixes in words.
+"""Check a task with the conformance suite.
 
-python tools/check_task.py Ant                         a built-in task, or of an installed package
-python tools/check_task.py Reacher -cd my_cfg          a task of your own folder
-python tools/check_task.py Reacher -cd my_cfg --sim mujoco,newton
+gpusim-rl check-task Ant                                 a built-in task, or one of an installed package
+gpusim-rl check-task Reacher -cd my_cfg                  a task of your own folder
+gpusim-rl check-task Reacher -cd my_cfg --sim mujoco     training checked on one simulator only
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_optional, say
+from gpusim_rl.options import Parser, listed
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.simulators import SIMULATORS
 
@@ -26,32 +27,32 @@ if TYPE_CHECKING:
     from pytest import CollectReport, TestReport
 
 MEND = {
-    "the_yaml_gives_a_value_to_every_field_and_to_nothing_else": "below task:, set every Config field and nothing else",
-    "the_yaml_is_the_only_place_with_values": "remove the defaults of the Config class; the yaml has the values",
-    "every_key_of_the_yaml_lands_where_it_belongs": "start with '# @package _global_'; put the task's keys below task:",
-    "the_class_docstring_is_the_specification": (
+    "yaml_sets_every_config_field_and_nothing_else": "below task:, set every Config field and nothing else",
+    "config_class_has_no_defaults": "remove the defaults of the Config class; the yaml has the values",
+    "yaml_keys_reach_the_composed_settings": "start with '# @package _global_'; put the task's keys below task:",
+    "class_docstring_matches_observations_and_actions": (
         "write it as in docs/add_a_task.md: '<Name>: ...', 'Action space: <n> numbers',"
         " a table 'num | name | observation | unit' per group, reward, start, termination"
     ),
     "shapes_types_and_devices": "return float32 rows, and a bool mask from terminated, per env and on self.device",
-    "recipes_keep_what_a_policy_fits": "set actions, observations and their shapes in the task's own yaml only",
-    "a_seed_fixes_everything_and_another_seed_does_not": "draw from self.random only: no torch.rand, numpy, random",
-    "starts_are_random_in_every_env_and_episode": "draw the start of each env in reset from self.random",
-    "at_the_start_nothing_is_inside_anything_else_and_no_joint_beyond_its_limits": (
+    "recipes_keep_observations_and_actions": "set actions, observations and their shapes in the task's own yaml only",
+    "same_seed_repeats_and_other_seed_differs": "draw from self.random only: no torch.rand, numpy, random",
+    "start_states_differ_between_envs_and_episodes": "draw the start of each env in reset from self.random",
+    "start_states_do_not_penetrate_or_exceed_joint_limits": (
         "start higher or with less noise, and clamp the joint positions to joint_limits"
     ),
-    "no_element_of_an_observation_is_constant": "remove these elements; a policy learns nothing from them",
-    "the_reward_is_the_sum_of_its_named_terms": "return the same terms in every step, with snake_case names",
-    "final_obs_is_what_a_run_without_resets_sees": "make every hook depend on its own env, not on whether others end",
-    "observing_and_asking_for_the_end_change_nothing": "draw and write in advance; observe and terminated run twice",
-    "what_a_step_returned_stays_what_it_was": "return new tensors, not those that the next step writes into",
-    "what_a_task_keeps_is_tensors_written_in_place": "make tensors in __init__, write in place: self.x.copy_(...)",
-    "a_state_continues_bit_for_bit_in_another_environment": "keep all state of the task in tensors that it owns",
-    "an_env_that_diverges_is_reset_and_no_other_env_notices": "use its own row only: no mean, sum or max over envs",
-    "its_envs_can_differ": "read masses and sizes from the sim in each step, not once from the scene",
-    "its_mirror_image_moves_as_it_does": "correct the part's kind in mirrors; make the default pose symmetric",
-    "an_iteration_waits_for_nothing": "replace .item(), .cpu(), float(), 'if tensor', nonzero, x[mask] by torch.where",
-    "it_trains_on_every_simulator": "use the interface of gpusim_rl.sim only; --sim names the simulators to try",
+    "no_observation_element_is_constant": "remove these elements; a policy learns nothing from them",
+    "reward_is_the_sum_of_its_terms": "return the same terms in every step, with snake_case names",
+    "final_obs_equals_run_without_resets": "make every hook depend on its own env, not on whether others end",
+    "observe_and_terminated_have_no_side_effects": "draw and write in advance; observe and terminated run twice",
+    "returned_tensors_are_never_overwritten": "return new tensors, not those that the next step writes into",
+    "task_state_is_tensors_written_in_place": "make tensors in __init__, write in place: self.x.copy_(...)",
+    "restored_env_continues_bit_identically": "keep all state of the task in tensors that it owns",
+    "diverged_env_is_reset_without_affecting_others": "use its own row only: no mean, sum or max over envs",
+    "envs_can_be_randomized": "read masses and sizes from the sim in each step, not once from the scene",
+    "mirror_image_moves_like_the_original": "correct the part's kind in mirrors; make the default pose symmetric",
+    "iteration_has_no_host_sync": "replace .item(), .cpu(), float(), 'if tensor', nonzero, x[mask] by torch.where",
+    "task_trains_on_every_simulator": "use the interface of gpusim_rl.sim only; --sim names the simulators to try",
 }
 """Advice for a failed check, by its name."""
 LINES, WIDTH = 6, 160  # limits of a failure's message; longer lines are tensors
@@ -63,11 +64,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    default = ",".join(s.name for s in SIMULATORS.values() if s.extra is None)
-    parser = argparse.ArgumentParser(prog="check-task", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("task", help="name of the task")
-    parser.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py")
-    parser.add_argument("--sim", default=default, help=f"simulators to train on (default: {default})")
+    parser = Parser("check-task", __doc__)
+    parser.option("task", "name of the task", "Arguments")
+    default = [s.name for s in SIMULATORS.values() if s.extra is None]
+    settings = {"type": listed(str, SIMULATORS), "choices": None, "metavar": "A,B", "default": default}
+    parser.option("--sim", "one or several", note=",".join(default), **settings)
+    parser.option("--config-dir")
     return parser.parse_args(argv)
 
 
@@ -82,10 +84,6 @@ def check(args: argparse.Namespace) -> int:
         raise unknown_choice("task", args.task, list(entries), folder)
     if problem := entries[args.task].problem:
         raise ConfigError(problem)
-    simulators = tuple(args.sim.split(","))
-    for name in simulators:
-        if name not in SIMULATORS:
-            raise ConfigError(f"unknown simulator {name!r}", hint=f"Available: {', '.join(SIMULATORS)}")
     if folder is not None:
         sys.path.insert(0, os.getcwd())  # modules of the task, as for train.py
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -96,7 +94,7 @@ def check(args: argparse.Namespace) -> int:
             "from gpusim_rl.testing.conformance import TaskConformance\n"
             "class TestTask(TaskConformance):\n"
             f"    config_dir, tasks = {None if folder is None else str(folder)!r}, ({args.task!r},)\n"
-            f"    simulators = {simulators!r}\n"
+            f"    simulators = {tuple(args.sim)!r}\n"
         )
         settings.write_text("[pytest]\n")  # not those of the folder we are in
         options = ["-c", str(settings), "-p", "no:terminal", "-p", "no:cacheprovider"]

@@ -1,8 +1,9 @@
-"""Record, check and play motion clips: how a robot moves, frame by frame, in a file.
+"""Record, check and play motion clips.
 
-python tools/clip.py record Go1Velocity --seconds 4 --command 0.6 0 0      what a trained policy does
-python tools/clip.py check walk.npz g1                      whether a file is a clip, and fits a robot or a task
-python tools/clip.py play go1_trot                          in a browser; --out trot.mp4 or trot.html writes a file
+gpusim-rl clip record Go1Velocity --command 0.6 0 0      record 4 s of a trained policy that walks forward
+gpusim-rl clip check walk.npz g1                         check a file, and whether it fits a robot
+gpusim-rl clip play go1_trot                             play a clip of the package in a browser
+gpusim-rl clip play go1_trot --out trot.mp4              write a video of it
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import add_packages_argument, check_out
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
-from gpusim_rl.settings.trust import add_trust_arguments
-from gpusim_rl.view.arguments import add_picture_arguments, check_video
+from gpusim_rl.options import Parser, number
+from gpusim_rl.view.arguments import check_out, check_video
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,31 +43,34 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="clip", description=(__doc__ or "").partition("\n")[0])
-    words = parser.add_subparsers(dest="what", required=True)
-    records = words.add_parser("record", help="record a trained policy, without exploration")
-    records.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    records.add_argument("--seconds", type=float, default=4.0, help="duration (default: 4)")
-    records.add_argument("--skip", type=float, default=1.0, help="seconds before the clip (default: 1)")
-    records.add_argument("--command", type=float, nargs="+", help="fixed commands, in the order of the task")
-    records.add_argument("--robot", help="articulation (default: the first one of the scene)")
-    records.add_argument("--seed", type=int, default=0, help="seed of the start")
-    checks = words.add_parser("check", help="check a file, and whether it fits a robot")
-    plays = words.add_parser("play", help="play a clip in a browser, or write a video or a page")
+    parser = Parser("clip", __doc__)
+    words = parser.add_subparsers(dest="what", required=True, metavar="COMMAND", parser_class=Parser)
+    summaries = {
+        "record": "Record a clip of a trained policy, without noise and randomisation.",
+        "check": "Check a clip, and whether it fits a robot.",
+        "play": "Play a clip in a browser, or write it as a video or a page.",
+    }
+    parser.rows["Commands"] = [*summaries.items()]
+    records, checks, plays = (
+        words.add_parser(name, prog=f"clip {name}", text=f"{summary}\n{__doc__}") for name, summary in summaries.items()
+    )
+    records.option("run")
+    records.option("--command", "fixed commands, in the order of the task", "Clip", type=float, nargs="+")
+    records.option("--robot", "articulation", "Clip", note="the first one of the scene")
+    records.option("--seconds", default=4.0)
+    records.option("--skip", "simulated time before the clip [s]", "Environments", type=number(float, 0), default=1.0)
+    records.option("--out", ".npz", note="the run's name, here")
+    records.options("--seed", "--overwrite", "--trust", "--config-dir")
     for each in (checks, plays):
-        each.add_argument("file", help="npz file, or a bundled clip, such as go1_trot")
-        each.add_argument("robot", nargs="?", help="task, robot of tasks/assets, MJCF or URDF, menagerie:<robot>")
-        add_packages_argument(each)
-    plays.add_argument("--host", help="address to serve on (default: 127.0.0.1, this machine only)")
-    plays.add_argument("--port", type=int, help="port (default: the first free one from 8080 on)")
-    plays.add_argument("--steps", type=int, help="frames (default: the whole clip in a file, endless in a browser)")
-    for each in (records, plays):
-        each.add_argument("--out", type=Path, help="npz to write" if each is not plays else "mp4 or html to write")
-    records.add_argument("--overwrite", action="store_true", help="replace a file that exists")
-    add_picture_arguments(plays, width=1280, height=720)
-    add_trust_arguments(records)
+        each.option("file", ".npz file, or a bundled clip, such as go1_trot", "Arguments")
+        each.option("robot", "task, robot of tasks/assets, MJCF or URDF file, menagerie:NAME", "Arguments", nargs="?")
+        each.option("--packages")
+    plays.options("--host", "--port")
+    plays.option("--steps", note="the whole clip in a file, endless in a browser")
+    plays.option("--out", ".mp4 or .html", note="a browser instead")
+    plays.options("--overwrite", "--width", "--height", "--renderer", width=1280, height=720)
     for each in (checks, plays):
-        each.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py")
+        each.option("--config-dir")
     return parser.parse_args(argv)
 
 
@@ -81,9 +84,6 @@ def record(args: argparse.Namespace) -> None:
 
     out = args.out or Path(f"{Path(args.run).name}.npz")
     check_out(out, ".npz", overwrite=args.overwrite)
-    if not args.seconds > 0.0 or not args.skip >= 0.0:
-        got = args.seconds, args.skip
-        raise ConfigError(key="--seconds and --skip", expected="positive seconds, and a skip >= 0", got=got)
     with closing(open_run(args, {})) as probe:
         assert isinstance(probe.env, VecEnv)
         task, hz, robots = probe.spec.config["task"], probe.env.cfg.control_hz, probe.env.sim.scene.articulation_names

@@ -1,10 +1,9 @@
-"""Record demonstrations, by a trained policy or a script: episodes in a file that BC, SAC and TD3 learn from.
+"""Record demonstrations of a policy or a script.
 
-python tools/collect.py HalfCheetah --episodes 20              20 episodes of the latest run, or of the demo policy
-python tools/collect.py runs/Ant/2026-01-31_12-00-00 --explore      its actions with their noise
-python tools/collect.py benchmarks/scripted/franka_cube_stack.py task=FrankaCubeStack --episodes 500 --keep success
-python tools/collect.py benchmarks/scripted/trifinger.py --actor Trifinger --append     what the script would do where a
-                                                               policy acts: DAgger (Ross et al. 2011, arXiv 1011.0686)
+gpusim-rl collect HalfCheetah --episodes 20              20 episodes of the latest run, or of the demo
+gpusim-rl collect Ant --explore                          with the noise of its actions
+gpusim-rl collect my_script.py task=FrankaCubeStack --keep success     successful episodes of a script
+gpusim-rl collect my_script.py --actor FrankaCubeStack --append        DAgger: the script labels a policy's steps
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ from gpusim_rl.errors import ConfigError, friendly_errors, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.provenance import git_state
 from gpusim_rl.machine.hardware import limit_openmp_spin
-from gpusim_rl.settings.simulators import SIMULATORS
-from gpusim_rl.settings.trust import add_trust_arguments
-from gpusim_rl.view.arguments import positive
+from gpusim_rl.options import Parser, positive
+from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,25 +51,24 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="collect", description=(__doc__ or "").partition("\n")[0], epilog=SCRIPT)
-    parser.add_argument("source", help="run folder, checkpoint, task (its latest run, or its demo), or script x.py")
-    parser.add_argument("settings", nargs="*", help="with a script: task=NAME, and settings of the task, key=value")
+    parser = Parser("collect", __doc__)
+    parser.option("source", "run folder, checkpoint, task (its latest run, or its demo), or script.py", "Arguments")
+    parser.option("settings", "of a script's task")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--episodes", type=positive, help=f"whole episodes to record (default: {EPISODES})")
-    length.add_argument("--steps", type=positive, help="control steps per env; the last episodes are cut off")
-    parser.add_argument("--keep", metavar="success|RETURN", help="keep episodes with success, or such a return")
-    parser.add_argument("--explore", action="store_true", help="sample the actions")
-    parser.add_argument("--actor", metavar="RUN", help="with a script: policy that acts; the script is recorded")
-    parser.add_argument("--out", type=Path, default=Path("demonstrations.npz"), help="file (default: %(default)s)")
+    parser.option("--episodes", "whole episodes", "Episodes", EPISODES, type=positive, among=length)
+    parser.option("--steps", "per env; the last episodes are cut off", among=length)
+    parser.option("--keep", "keep episodes with success, or at least this return", "Episodes", metavar="success|RETURN")
+    parser.option("--explore", "sample the actions", "Episodes", action="store_true")
+    parser.option("--actor", "policy that acts while a script is recorded", "Episodes", metavar="RUN")
+    parser.option("--num-envs", note=f"one per episode, up to {MOST_ENVS}; {STEPS_ENVS} with --steps")
+    parser.option("--seed", default=None, note="number of episodes in the file")
+    parser.option("--sim", note="mujoco")
+    parser.option("--out", ".npz", default=Path("demonstrations.npz"))
     present = parser.add_mutually_exclusive_group()
-    present.add_argument("--overwrite", action="store_true", help="replace a file that exists")
-    present.add_argument("--append", action="store_true", help="add the episodes to a file that exists")
-    envs = f"envs (default: one per episode, up to {MOST_ENVS}; {STEPS_ENVS} with --steps)"
-    parser.add_argument("--num-envs", type=positive, help=envs)
-    parser.add_argument("--seed", type=int, help="seed of starts and commands (default: episodes so far, or 0)")
-    parser.add_argument("--sim", choices=list(SIMULATORS), help="simulator (default: mujoco)")
-    add_trust_arguments(parser)
-    args = parser.parse_args(argv)
+    parser.option("--overwrite", among=present)
+    parser.option("--append", "add the episodes to a file that exists", "Output", action="store_true", among=present)
+    parser.options("--trust", "--config-dir")
+    args = parser.parse_intermixed_args(argv)
     if args.steps is None and args.episodes is None:
         args.episodes = EPISODES
     if args.num_envs is None:
@@ -82,7 +79,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def collect(args: argparse.Namespace) -> Demonstrations:
     """Record, keep what is asked for, write and print."""
     limit_openmp_spin()  # before torch is imported
-    paths.check_out(args.out, ".npz", overwrite=args.overwrite or args.append)
+    check_out(args.out, ".npz", overwrite=args.overwrite or args.append)
     if args.keep not in (None, "success"):
         try:
             args.keep = float(args.keep)

@@ -1,8 +1,8 @@
-"""Watch a trained policy in the browser at once; it ships with the package.
+"""Watch a trained policy that ships with the package.
 
-gpusim-rl demo                  a Go1, with sliders for its commands
-gpusim-rl demo Humanoid         another task: --list names them
-gpusim-rl demo Ant --num-envs 9       further words are options of play
+gpusim-rl demo                          a Go1 in the browser, with sliders for its commands
+gpusim-rl demo Humanoid                 another task; the beginning of its name is enough
+gpusim-rl demo Ant --num-envs 9         with options of play
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from gpusim_rl.cli import load_command
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say
 from gpusim_rl.files.paths import demos_dir
+from gpusim_rl.options import Parser
 
 FIRST = "Go1Velocity"
 OWN = ("-h", "--help", "--list")
@@ -40,10 +41,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Read the task, if it comes first, and `--list`; other words go to play."""
-    words = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="demo", description=words, epilog="Further words are options of play.")
-    parser.add_argument("task", nargs="?", default=FIRST, help=f"task, or the beginning of its name (default: {FIRST})")
-    parser.add_argument("--list", action="store_true", help="list the demos")
+    parser = Parser("demo", __doc__)
+    parser.option("task", "task, or the beginning of its name", "Arguments", nargs="?", default=FIRST)
+    parser.option("--list", "list the demos", "Output", action="store_true")
+    parser.rows["Viewer"] = [("...", "options of play")]
     ours, others = (argv[:1], argv[1:]) if argv[:1] and (argv[0] in OWN or argv[0][0] != "-") else ([], argv)
     return parser.parse_args(ours), others
 

@@ -1,11 +1,9 @@
-"""Check the machine, report what limits a run, and measure how a task scales with envs, processes and actors.
+"""Check the machine, diagnose a run, measure scaling.
 
-python tools/doctor.py                                    the machine: does everything work here?
-python tools/doctor.py Ant                                the latest Ant run, finished or not: what limits it?
-python tools/doctor.py scaling task=Ant                   numbers of envs and devices: which is the best?
-python tools/doctor.py scaling task=Ant --num-envs 256,1024,4096 --devices cpu,cuda --out scaling.json
-python tools/doctor.py scaling task=Ant processes=1,2                        processes that learn together
-python tools/doctor.py scaling task=Ant algo=impala actors=process num_actors=1,2,4
+gpusim-rl doctor                                         the machine: does everything work?
+gpusim-rl doctor Ant                                     the latest Ant run, finished or not: what limits it?
+gpusim-rl doctor scaling task=Ant                        numbers of envs and devices: which is best?
+gpusim-rl doctor scaling task=Ant --num-envs 512 --num-processes 1,2     how many processes pay off?
 """
 
 from __future__ import annotations
@@ -26,14 +24,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.cli import table_lines
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say
 from gpusim_rl.files.paths import find_run
 from gpusim_rl.files.provenance import describe_environment, git_state
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import available_cpus, limit_openmp_spin
+from gpusim_rl.options import Parser, listed, number, positive
 from gpusim_rl.settings.simulators import SIMULATORS
-from gpusim_rl.view.arguments import positive
+from gpusim_rl.view.text_table import table_lines
 
 if TYPE_CHECKING:
     from gpusim_rl.diagnose.machine_check import Check
@@ -42,7 +40,8 @@ if TYPE_CHECKING:
 
 CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
-COUNTED = {"processes": "processes", "num_actors": "actors"}  # settings of which `scaling` measures each number
+COUNTED = {"num_processes": "processes", "num_actors": "actors"}
+SCALING = "Measure a task with several numbers of envs, processes or actors."
 WARM_UP = 4  # on CUDA the third captures the graphs, and during the fourth the host gets ahead of the device
 FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for three iterations, has ended
 
@@ -56,49 +55,30 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     if argv[:1] == ["scaling"]:
-        words = "Measure a task at several numbers of envs and on several devices."
-        parser = argparse.ArgumentParser(prog="doctor scaling", description=words)
-        words = "as for train.py: task=Ant; processes=1,2 or num_actors=1,2,4: measure each number"
-        parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=words)
-        parser.add_argument("--num-envs", type=counts, help="numbers of envs, e.g. 64,256,1024")
-        parser.add_argument("--devices", type=names, help="cpu, cuda or cpu,cuda (default: all available)")
-        parser.add_argument("--iterations", type=positive, default=5, help="measured iterations, at least (default: 5)")
-        parser.add_argument("--seconds", type=float, default=3.0, help="measured time, at least (default: 3)")
-        parser.add_argument("--warm-up", type=positive, default=WARM_UP, help=f"iterations before (default: {WARM_UP})")
-        parser.add_argument("--json", action="store_true", help="print json instead of the table")
-        parser.add_argument("--out", type=Path, help="json file to write")
-        parser.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py")
-        parser.set_defaults(command=measure_scaling)
-        args = parser.parse_intermixed_args(argv[1:])
-        args.argv = argv
-        return args
+        parser = Parser("doctor scaling", f"{SCALING}\n{__doc__}")
+        parser.option("settings")
+        counts = {"type": listed(positive), "metavar": "A,B", "group": "Measurement"}
+        parser.option("--num-envs", "one or several", note="four powers of 4 per device", **counts)
+        parser.option("--num-processes", "number of processes under torchrun, one or several", **counts)
+        parser.option("--num-actors", "number of actors, one or several", **counts)
+        devices = {"type": listed(str, ("cpu", "cuda")), "metavar": "A,B", "default": None}
+        parser.option("--device", "or both", "Measurement", note="all available", **devices)
+        parser.option("--iterations", "at least", default=5)
+        parser.option("--min-seconds", "wall time, at least [s]", "Measurement", type=number(float, 0), default=3.0)
+        parser.option("--warm-up", "iterations before", "Measurement", type=positive, default=WARM_UP)
+        parser.options("--out", "--json", "--config-dir")
+        parser.set_defaults(command=measure_scaling, argv=argv)
+        return parser.parse_intermixed_args(argv[1:])
 
     if any("=" in text for text in argv[1:]) and (hint := did_you_mean(argv[0], ["scaling"])):  # no run takes those
         raise ConfigError(f"unknown command {argv[0]!r}", hint=hint)
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="doctor", description=__doc__, formatter_class=layout)
-    parser.add_argument("run", nargs="?", help="run folder, or a task (its latest run); without it, the machine")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("-cd", "--config-dir", help="as for train.py; unused")
+    parser = Parser("doctor", __doc__)
+    parser.rows["Commands"] = [("scaling", SCALING)]
+    parser.option("run", "or nothing for the machine", nargs="?")
+    parser.options("--json", "--config-dir")
     args = parser.parse_args(argv)
     args.command = report_machine if args.run is None else report_run
     return args
-
-
-def counts(text: str) -> list[int]:
-    """Return the numbers of an argument, also in brackets as on train.py's command line."""
-    numbers = sorted({int(number) for number in text.strip("[]").split(",")})
-    if numbers[0] < 1:
-        raise argparse.ArgumentTypeError(f"must be positive, got {numbers[0]}")
-    return numbers
-
-
-def names(text: str) -> list[str]:
-    """Return the devices of an argument."""
-    devices = text.strip("[]").split(",")
-    if not {*devices} <= {"cpu", "cuda"}:
-        raise argparse.ArgumentTypeError(f"expected cpu and cuda, got {text!r}")
-    return devices
 
 
 def report_machine(args: argparse.Namespace) -> int:
@@ -207,7 +187,11 @@ def measure_scaling(args: argparse.Namespace) -> int:
     import psutil
 
     args.load = psutil.getloadavg()[0]
-    counted = [text for text in args.overrides if text.partition("=")[0] in COUNTED]
+    for text in args.settings:
+        key = text.partition("=")[0]
+        if key in ("num_envs", "num_actors", "device"):
+            raise ConfigError("scaling sets it", key=key, hint=f"Try --{key.replace('_', '-')}")
+    counted = [key for key in COUNTED if getattr(args, key)]
     return measure_parallel(args, counted) if counted else measure_envs(args)
 
 
@@ -217,15 +201,12 @@ def measure_envs(args: argparse.Namespace) -> int:
 
     from gpusim_rl.diagnose.scaling import recommend
 
-    fixed = [text for text in args.overrides if text.partition("=")[0] in ("num_envs", "device")]
-    if fixed:
-        raise ConfigError("scaling sets it", key=fixed[0].partition("=")[0], hint="Try --num-envs and --devices")
-    task, tuned_envs = checked(args.overrides, args.config_dir)
+    task, tuned_envs = checked(args.settings, args.config_dir)
     measured: dict[str, dict[int, Measurement]] = {}
-    for device in args.devices or ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
+    for device in args.device or ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
         measured[device] = {}
         for num_envs in args.num_envs or (GPU_COUNTS if device == "cuda" else CPU_COUNTS):
-            overrides = [*args.overrides, f"num_envs={num_envs}", f"device={device}"]
+            overrides = [*args.settings, f"num_envs={num_envs}", f"device={device}"]
             measured[device][num_envs] = measure(args, f"{task} with {num_envs} envs on {device}", overrides)
     advice = recommend(measured, task=task, tuned_envs=tuned_envs)
     points = [(device, num_envs, point) for device in measured for num_envs, point in measured[device].items()]
@@ -237,21 +218,21 @@ def measure_envs(args: argparse.Namespace) -> int:
 
 
 def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
-    """Measure the numbers of processes or actors in the overrides `counted`, and recommend one."""
+    """Measure the numbers of processes or actors of the option `counted`, and recommend one."""
     from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
 
-    if args.num_envs or args.devices:
-        raise ConfigError("scaling needs one number of envs", key=counted[0], hint="Try num_envs=512 device=cpu")
+    key, fixed = counted[0], [*args.settings]
     if len(counted) > 1:
-        raise ConfigError(key="scaling", expected="processes or num_actors", got=" ".join(counted))
-    key, _, text = counted[0].partition("=")
-    try:
-        numbers = counts(text)
-    except (ValueError, argparse.ArgumentTypeError):
-        raise ConfigError(key=key, expected="positive numbers such as 1,2,4", got=text) from None
-    fixed, torchrun = [text for text in args.overrides if text not in counted], key == "processes"
-    lines = {count: [*fixed, "multi_gpu=true" if torchrun else f"num_actors={count}"] for count in numbers}
-    task, _ = checked(lines[numbers[0]], args.config_dir)
+        raise ConfigError("expected --num-processes or --num-actors, not both", key="scaling")
+    for single in ("num_envs", "device"):
+        values = getattr(args, single) or []
+        fixed += [f"{single}={value}" for value in values]
+        if len(values) > 1:
+            expected = f"one value with --{key.replace('_', '-')}"
+            raise ConfigError(key=f"--{single.replace('_', '-')}", expected=expected, got=values)
+    torchrun = key == "num_processes"
+    lines = {n: [*fixed, "multi_gpu=true" if torchrun else f"num_actors={n}"] for n in getattr(args, key)}
+    task, _ = checked(next(iter(lines.values())), args.config_dir)
     points = {
         count: measure(args, f"{task} with {key}={count}", line, processes=count if torchrun else None)
         for count, line in lines.items()
@@ -279,13 +260,14 @@ def measure(args: argparse.Namespace, title: str, overrides: list[str], processe
 
     if not args.json:
         say(f"measuring {title} …", file=sys.stderr)
-    length = {"warm_up": args.warm_up, "iterations": args.iterations, "seconds": args.seconds}
+    length = {"warm_up": args.warm_up, "iterations": args.iterations, "seconds": args.min_seconds}
     more_tasks = ["-cd", args.config_dir] if args.config_dir else []
     return measure_training([*more_tasks, *overrides], processes=processes, **length)
 
 
 def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
     """Return the table row of a number of envs."""
+    from gpusim_rl.diagnose.scaling import percent, speeds
     from gpusim_rl.run.phases import PHASES
 
     row = {"device": device, "envs": str(num_envs), **speeds(point)}
@@ -302,6 +284,8 @@ def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
 
 def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | None) -> dict[str, str]:
     """Return the table row of a number of processes or actors."""
+    from gpusim_rl.diagnose.scaling import percent, speeds
+
     return {
         unit: str(count),
         **speeds(point),
@@ -311,19 +295,6 @@ def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | 
         "lag": "" if point.lag is None else f"{point.lag:.1f}",
         "CPU": "" if point.cpu_percent is None else f"{point.cpu_percent:.0f} %",
     }
-
-
-def speeds(point: Measurement) -> dict[str, str]:
-    """Return the speed columns."""
-    if point.error is not None:
-        return {"env steps/s": "–"}
-    numbers = {"env steps/s": point.env_steps_per_s, "slowest": point.slowest, "fastest": point.fastest}
-    return {name: f"{number:,.0f}" for name, number in numbers.items()}
-
-
-def percent(share: float | None) -> str:
-    """Format a share in percent; empty if unknown."""
-    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def finish(

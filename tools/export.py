@@ -1,9 +1,9 @@
-"""Export the policy of a run to ONNX and TorchScript, with its scene and a card.
+"""Export a run's policy to ONNX and TorchScript.
 
-python tools/export.py Ant                              the latest Ant run, its last checkpoint
-python tools/export.py runs/Ant/2026-01-31_12-00-00     this run
-python tools/export.py Ant --out ant_policy --no-int8   to this folder, without 8-bit weights
-python tools/export.py Go1Velocity --order unitree      joints in the order of the vendor's SDK
+gpusim-rl export Ant                                     the last checkpoint of the latest Ant run
+gpusim-rl export runs/Ant/2026-01-31_12-00-00            this run
+gpusim-rl export Ant --out ant_policy --no-int8          to this folder, without 8-bit weights
+gpusim-rl export Go1Velocity --order unitree             with joints in the order of the vendor's SDK
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import argparse
 from pathlib import Path
 
 from gpusim_rl.errors import friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out
 from gpusim_rl.machine.hardware import limit_openmp_spin
-from gpusim_rl.settings.trust import add_trust_arguments
+from gpusim_rl.options import Parser
+from gpusim_rl.view.arguments import check_out
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,13 +29,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="export", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="folder to write (default: export/ in the run's folder)")
-    parser.add_argument("--overwrite", action="store_true", help="replace files of an existing folder")
-    parser.add_argument("--no-int8", action="store_true", help="no second ONNX file with 8-bit weights")
-    parser.add_argument("--order", choices=["unitree"], help="order of joints in all files (default: the scene's)")
-    add_trust_arguments(parser)
+    parser = Parser("export", __doc__)
+    parser.option("run")
+    parser.option("--out", "a folder", note="export/ in the run folder")
+    parser.option("--no-int8", "write no ONNX file with 8-bit weights", "Output", action="store_true")
+    parser.option("--order", "order of joints in all files", "Output", "the scene's", choices=["unitree"])
+    parser.options("--overwrite", "--trust", "--config-dir")
     return parser.parse_args(argv)
 
 

@@ -1,11 +1,9 @@
-"""Write a new task, one py and one yaml, that passes the checks of all tasks and trains at once.
+"""Write the .py and the .yaml of a new task.
 
-python tools/new_task.py Reach                                 with a small arm, written too
-python tools/new_task.py Reach --urdf robots/arm.urdf          with your robot; it gets drives if its file has none
-python tools/new_task.py Walk --urdf robots/dog.urdf --free-base
-python tools/new_task.py Walk --mjcf robots/dog.xml            a robot with a free base learns to walk forward
-python tools/new_task.py Trot --mjcf robots/dog.xml --velocity tracks commanded velocities, as Go1Velocity
-python tools/new_task.py MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml
+gpusim-rl new-task Reach                                 with a small arm, which is written too
+gpusim-rl new-task Reach --urdf robots/arm.urdf          with your robot
+gpusim-rl new-task Trot --mjcf robots/dog.xml --velocity    a robot that tracks commanded velocities
+gpusim-rl new-task MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml    import of a task
 """
 
 from __future__ import annotations
@@ -24,17 +22,17 @@ import shlex
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.connect import isaacgymenvs, task_text
 from gpusim_rl.connect.isaacgymenvs import is_number, look_up, merge, section, snake_case, without_references
-from gpusim_rl.connect.task_text import by_pattern, literal, number
+from gpusim_rl.connect.task_text import by_pattern, literal, number, render, rounded
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, say, warn
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import replacing
+from gpusim_rl.options import Parser
 from gpusim_rl.settings.checks import build, plain
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.schema import PPOConfig, SimConfig
@@ -98,20 +96,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="new-task", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("name", help="name of the task and its class: Reach, BallOnPlate")
+    parser = Parser("new-task", __doc__)
+    parser.option("name", "name of the task and its class, e.g. BallOnPlate", "Arguments")
     robot = parser.add_mutually_exclusive_group()
-    robot.add_argument("--urdf", metavar="FILE", help="robot file")
-    robot.add_argument("--mjcf", metavar="FILE", help="robot file, or menagerie:unitree_go1")
-    paths.add_packages_argument(parser)
-    flag_pair = argparse.BooleanOptionalAction
-    parser.add_argument("--free-base", action=flag_pair, help="add or remove a free joint of the first body")
+    parser.option("--urdf", "robot file", "Robot", metavar="FILE", among=robot)
+    parser.option("--mjcf", "robot file, or menagerie:NAME", "Robot", metavar="FILE", among=robot)
+    parser.option("--packages")
+    parser.option("--free-base", "add or remove the base's free joint", "Robot", action=argparse.BooleanOptionalAction)
+    parser.option("--feet", "bodies or shapes that touch the ground, for --velocity", "Robot", metavar="A,B")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--velocity", action="store_true", help="make a walking robot track commanded velocities")
-    kind.add_argument("--from-isaacgymenvs", type=Path, metavar="YAML", help="import settings of an IsaacGymEnvs task")
-    parser.add_argument("--feet", metavar="A,B", help="bodies or shapes that touch the ground, for --velocity")
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for my_tasks and my_cfg (default: .)")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    parser.option("--velocity", "make a walking robot track velocities", "Task", action="store_true", among=kind)
+    parser.option("--from-isaacgymenvs", "settings from IsaacGymEnvs", "Task", type=Path, metavar="YAML", among=kind)
+    parser.option("--out", "folder of my_tasks and my_cfg", default=Path())
+    parser.option("--overwrite")
     return parser.parse_args(argv)
 
 
@@ -628,23 +625,6 @@ def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: 
     return rounded(stiffness), rounded(2 * math.sqrt(stiffness * inertia))
 
 
-def rounded(value: float) -> float:
-    """Round to two digits."""
-    return float(f"{value:.2g}")
-
-
-def render(template: str, **values: Any) -> str:
-    """Fill a template; filters `py` and `yaml` write third-party names and values as literals."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"py": literal, "yaml": partial(literal, yaml=True)}
-    environment.globals |= {name: getattr(task_text, name) for name in ("table", "units", "wrapped", "yaml_lines")}
-    return environment.from_string((TEMPLATES / f"{template}.jinja").read_text()).render(values)
-
-
 def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
     """Return the task's own settings, each with a comment."""
     values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, of the joints at the start")}
@@ -683,7 +663,7 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
     packages = f"{{{', '.join(items)}}}" if items else ""
     fields = {key: task_text.type_of(value) for key, (value, _) in values.items()}
     shared = {"draft": draft, "robot": robot, "doing": DOING[robot.free], "place": robot_place(draft)}
-    return render("task.py", **shared, fields=fields, packages=packages)
+    return render(TEMPLATES, "task.py", **shared, fields=fields, packages=packages)
 
 
 def robot_place(draft: Draft) -> str:
@@ -707,7 +687,7 @@ def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, s
     common["control_hz"] = number(physics_hz / max(1, round(physics_hz / common["control_hz"])))
     common.setdefault("episode_length", round((10 if robot.free else 3) * common["control_hz"]))
     ppo = draft.ppo or {"horizon": 24, "epochs": 5, "minibatch_size": 6144, "network": {"hidden": [128, 64]}}
-    return render("task.yaml", draft=draft, doing=DOING[robot.free], values=values, ppo=ppo, **common)
+    return render(TEMPLATES, "task.yaml", draft=draft, doing=DOING[robot.free], values=values, ppo=ppo, **common)
 
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
@@ -773,9 +753,11 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
         "packages": {name: from_task(draft, folder) for name, folder in draft.packages.items()} or "",
     }
     shared = {"draft": draft, "robot": robot, "mirrored": mirrored}
-    source = render("velocity.py", **shared, place=robot_place(draft), arguments=arguments)
+    source = render(TEMPLATES, "velocity.py", **shared, place=robot_place(draft), arguments=arguments)
     feet = [*dict.fromkeys(foot.body for foot in robot.feet)]
-    return source, render("velocity.yaml", **shared, feet=feet, base="G1Velocity" if biped else "Go1Velocity")
+    return source, render(
+        TEMPLATES, "velocity.yaml", **shared, feet=feet, base="G1Velocity" if biped else "Go1Velocity"
+    )
 
 
 def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:

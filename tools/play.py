@@ -1,11 +1,9 @@
-"""Watch a run in MuJoCo's viewer or in a browser; follow a run that is still training.
+"""Watch a run in a window or in a browser.
 
-python tools/play.py Ant                                 the latest Ant run, its last checkpoint
-python tools/play.py runs/Ant/2026-01-31_12-00-00        this run
-python tools/play.py Ant --viewer web                    in a browser, with controls; the default without a display
-python tools/play.py Ant --policy random                 the task before any training
-python tools/play.py Ant --viewer none --steps 1000      no window: print the mean reward
-python tools/play.py --replay runs/Ant/latest/diverged.pt      how the first env diverged; --viewer none: in words
+gpusim-rl play Ant                                       the latest Ant run, also while it trains
+gpusim-rl play Ant --viewer web --port 8090              in a browser, with controls
+gpusim-rl play Ant --viewer none                         without a window: print the mean reward
+gpusim-rl play --replay runs/Ant/latest/diverged.pt      how the first env diverged
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
 from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.machine.hardware import limit_openmp_spin
-from gpusim_rl.view.arguments import add_player_arguments, open_player, positive
+from gpusim_rl.options import Parser
+from gpusim_rl.view.arguments import open_player
 
 if TYPE_CHECKING:
     import mujoco
@@ -49,17 +48,17 @@ def main(argv: list[str] | None = None, name: str = "play") -> int:
 
 
 def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=name, description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", nargs="?", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="a run's diverged.pt or skipped.pt, step by step")
-    words = f"envs (default: {WEB_ENVS} in a browser, {HEADLESS_ENVS} with --viewer none, else 1; a window shows one)"
-    parser.add_argument("--num-envs", type=positive, help=words)
-    parser.add_argument("--steps", type=int, help="control steps (default: no limit; 1000 with --viewer none)")
-    words = "native: a window; web: a browser; none: print the mean reward; auto: native with a display, else web"
-    parser.add_argument("--viewer", choices=["auto", "native", "web", "none"], default="auto", help=words)
-    parser.add_argument("--host", help="web: address to serve on (default: 127.0.0.1, this machine only)")
-    parser.add_argument("--port", type=int, help="web: port (default: the first free one from 8080 on)")
-    add_player_arguments(parser, policy="trained")
+    parser = Parser(name, __doc__)
+    parser.option("run", nargs="?")
+    parser.option("--replay", "diverged.pt or skipped.pt of a run, instead of RUN", "Arguments", type=Path)
+    words = "a window (native), a browser (web), or only the mean reward (none)"
+    viewers = ["auto", "native", "web", "none"]
+    parser.option("--viewer", words, "Viewer", "native with a display, else web", choices=viewers, default="auto")
+    parser.options("--host", "--port", "--policy")
+    parser.option("--num-envs", note=f"{WEB_ENVS} in a browser, {HEADLESS_ENVS} with --viewer none, else 1")
+    parser.option("--steps", note="no limit; 1000 with --viewer none")
+    parser.option("--sim", note="mujoco; newton for a run that was trained on it")
+    parser.options("--trust", "--config-dir")
     args = parser.parse_args(argv)
     if (args.run is None) == (args.replay is None):
         parser.error("expected a run or --replay FILE")

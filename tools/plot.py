@@ -1,10 +1,8 @@
-"""Plot learning curves: runs that differ only in their seed become one line, mean and standard deviation.
+"""Plot learning curves of runs, with means over seeds.
 
-Each run is a thin line. The mean ends with the shortest of them: a mean of fewer runs would look like progress.
-
-python tools/plot.py Ant                                     the latest Ant run
-python tools/plot.py runs/Ant/*                              all Ant runs
-python tools/plot.py runs/Ant/* --key policy/kl --x time     another column, over wall-clock time
+gpusim-rl plot Ant                                       the latest Ant run
+gpusim-rl plot runs/Ant/*                                all Ant runs
+gpusim-rl plot runs/Ant/* --key policy/kl --x time       another column, over wall-clock time
 """
 
 from __future__ import annotations
@@ -22,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out
 from gpusim_rl.files.safe_open import writing
+from gpusim_rl.options import Parser
+from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,13 +43,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="plot", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="png, svg or pdf to write (default: in the run's folder, or here)")
-    parser.add_argument("--overwrite", action="store_true", help="replace --out (a default name is always replaced)")
-    parser.add_argument("--key", default="episode/return", help="column of metrics.csv (default: episode/return)")
-    parser.add_argument("--x", choices=list(X_COLUMNS), default="env_steps", help="horizontal axis")
-    parser.add_argument("-cd", "--config-dir", help="as for train.py; unused")
+    parser = Parser("plot", __doc__)
+    parser.option("runs")
+    parser.option("--key", "column of metrics.csv", "Curves", default="episode/return")
+    parser.option("--x", "horizontal axis", "Curves", choices=list(X_COLUMNS), default="env_steps")
+    parser.option("--out", ".png, .svg or .pdf", note="in the run folder, or here for several runs")
+    parser.options("--overwrite", "--config-dir")
     return parser.parse_args(argv)
 
 

@@ -1,9 +1,8 @@
-"""Pretrain an encoder of a task's images: a beta-VAE that reconstructs frames from a few numbers.
+"""Pretrain an image encoder for a task.
 
-python tools/pretrain_encoder.py CartpoleCamera                      random actions; CartpoleCamera.encoder.pt and .png
-python tools/pretrain_encoder.py CartpoleCamera task.width=64        with settings, as for train.py
-python tools/pretrain_encoder.py runs/CartpoleCamera/2026-01-31_12-00-00 --policy trained    what this run sees
-python train.py task=CartpoleCamera pretrained.init_from=CartpoleCamera.encoder.pt pretrained.freeze=true
+gpusim-rl pretrain-encoder CartpoleCamera                images under random actions
+gpusim-rl pretrain-encoder CartpoleCamera task.width=64  with settings of the task
+gpusim-rl pretrain-encoder runs/CartpoleCamera/latest --policy trained     images that this run sees
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out, free_name
+from gpusim_rl.files.paths import free_name
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
-from gpusim_rl.settings.trust import add_trust_arguments
-from gpusim_rl.view.arguments import positive
+from gpusim_rl.options import Parser, number, positive
+from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
     import torch
@@ -49,32 +48,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="pretrain-encoder", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", help="task; with --policy trained, a run folder or checkpoint too")
-    parser.add_argument("settings", nargs="*", help="settings of the task, as for train.py")
-    parser.add_argument("--policy", choices=["random", "trained"], default="random", help="who acts (default: random)")
-    parser.add_argument("--out", type=Path, help="file to write (default: the task's name, here)")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
-    parser.add_argument("--kind", choices=["spatial", "nature", "impala"], default="spatial", help="network")
-    parser.add_argument("--latents", type=positive, default=16, help="features of an image (default: 16)")
-    parser.add_argument("--beta", type=not_negative, default=1.0, help="weight of the divergence (default: 1)")
-    parser.add_argument("--frames", type=positive, default=20_000, help="training frames (default: 20000)")
-    parser.add_argument("--epochs", type=positive, default=20, help="passes over the frames (default: 20)")
-    parser.add_argument("--batch-size", type=positive, default=128, help="frames in a minibatch (default: 128)")
-    parser.add_argument("--learning-rate", type=not_negative, default=2e-3, help="Adam's step (default: 0.002)")
-    parser.add_argument("--num-envs", type=positive, default=64, help="envs to record (default: 64)")
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    add_trust_arguments(parser)
+    parser = Parser("pretrain-encoder", __doc__)
+    parser.option("run", "or a task without a run, with --policy random")
+    parser.option("settings")
+    parser.option("--kind", "network", "Training", choices=["spatial", "nature", "impala"], default="spatial")
+    parser.option("--latents", "features of an image", "Training", type=positive, default=16)
+    parser.option("--beta", "weight of the divergence", "Training", type=number(float, 0), default=1.0)
+    parser.option("--frames", "frames to train on", "Training", type=positive, default=20_000)
+    parser.option("--epochs", "passes over the frames", "Training", type=positive, default=20)
+    parser.option("--batch-size", "frames in a minibatch", "Training", type=positive, default=128)
+    parser.option("--learning-rate", "step size of Adam", "Training", type=number(float, 0), default=2e-3)
+    parser.option("--policy", choices=["random", "trained"], default="random")
+    parser.options("--num-envs", "--seed", "--device", num_envs=64)
+    parser.option("--out", ".pt", note="TASK.encoder.pt, here")
+    parser.options("--overwrite", "--trust", "--config-dir")
     return parser.parse_intermixed_args(argv)
-
-
-def not_negative(text: str) -> float:
-    """Return the value of an argument that must be 0 or more."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number >= 0, got {value:g}")
-    return value
 
 
 def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:

@@ -1,7 +1,7 @@
-"""Make a demo policy from a run: a small run folder that `gpusim-rl demo TASK` plays.
+"""Turn a run into a policy of gpusim-rl demo.
 
-python tools/publish_demo.py runs/Ant/2026-01-31_12-00-00     its best.pt, to gpusim_rl/demos/Ant
-python tools/publish_demo.py Ant --out my_demos/Ant           the latest Ant run, to a folder of your own
+gpusim-rl publish-demo runs/Ant/2026-01-31_12-00-00      its best.pt, to gpusim_rl/demos/Ant
+gpusim-rl publish-demo Ant --out my_demos/Ant            the latest Ant run, to a folder of your own
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import Any
 
 from gpusim_rl.errors import ConfigError, friendly_errors, say
 from gpusim_rl.files.paths import demos_dir, find_checkpoint
-from gpusim_rl.settings.trust import add_trust_arguments
-from gpusim_rl.view.arguments import positive
+from gpusim_rl.options import Parser
 
 CLOSE = 0.02  # share of the return that rounded weights may change
 KEPT = ("task", "config", "sim", "seed", "obs_sizes", "images", "num_actions", "iteration", "env_steps")
@@ -37,13 +36,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="publish-demo", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="folder to write (default: the task's demo)")
-    parser.add_argument("--note", default="", help="limits of the policy, for its card, such as forward only")
-    parser.add_argument("--num-envs", type=positive, default=64, help="episodes to compare (default: 64)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing demo")
-    add_trust_arguments(parser)
+    parser = Parser("publish-demo", __doc__)
+    parser.option("run")
+    parser.option("--num-envs", "with an episode each, to compare the demo with the run", default=64)
+    parser.option("--note", "limits of the policy, for its card, e.g. forward only", "Output", default="")
+    parser.option("--out", "a folder", note="the task's demo")
+    parser.options("--overwrite", "--trust", "--config-dir")
     return parser.parse_args(argv)
 
 

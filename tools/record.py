@@ -1,10 +1,9 @@
-"""Record a run: a video of a grid of envs, or a replay in 3D as one page; works without a display.
+"""Record a video or a 3D replay of a run.
 
-python tools/record.py Ant                                  the latest Ant run, its last checkpoint
-python tools/record.py runs/Ant/2026-01-31_12-00-00         this run
-python tools/record.py Ant --policy random --num-envs 4     without any training
-python tools/record.py CartpoleCamera --renderer policy     what the policy sees
-python tools/record.py Ant --html                           a replay in 3D with a time line, as one page for a browser
+gpusim-rl record Ant                                     the latest Ant run, as an .mp4 in its folder
+gpusim-rl record Ant --html                              a replay in 3D with a time line, for a browser
+gpusim-rl record Ant --policy random --num-envs 4        the task before any training
+gpusim-rl record CartpoleCamera --renderer policy        the images that the policy sees
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out, free_name
+from gpusim_rl.files.paths import free_name
 from gpusim_rl.files.safe_open import writing
-from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments, check_video, open_player, positive
+from gpusim_rl.options import Parser
+from gpusim_rl.view.arguments import check_out, check_video, open_player
 
 if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
@@ -36,15 +36,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="record", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="mp4 or html to write (default: videos/ in the run's folder)")
-    parser.add_argument("--html", action="store_true", help="write a replay of one env in 3D, as one page")
-    parser.add_argument("--num-envs", type=positive, help="tiles of a video's grid (default: 9)")
-    parser.add_argument("--steps", type=positive, default=300, help="control steps (default: 300)")
-    parser.add_argument("--no-caption", dest="caption", action="store_false", help="leave out iteration and commands")
-    add_picture_arguments(parser, width=1280, height=720, with_policy=True)
-    add_player_arguments(parser, policy="trained")
+    parser = Parser("record", __doc__)
+    parser.options("run", "--policy")
+    parser.option("--num-envs", note="9; 1 with --html")
+    parser.option("--steps", default=300)
+    parser.option("--sim", note="mujoco; newton for a run that was trained on it")
+    parser.option("--out", ".mp4 or .html", note="in videos/ of the run folder")
+    parser.options("--overwrite", "--width", "--height", width=1280, height=720)
+    parser.option("--html", "write a replay of one env in 3D, as one page", "Output", action="store_true")
+    parser.option("--no-caption", "leave out iteration and commands", "Output", dest="caption", action="store_false")
+    parser.option("--renderer", "or the policy's images (policy)", choices=["auto", "gl", "ray", "policy"])
+    parser.options("--trust", "--config-dir")
     return parser.parse_args(argv)
 
 

@@ -1,8 +1,8 @@
-"""Write a report of runs as one page: curves, results, what limited the speed, a replay, commands to repeat it.
+"""Write an HTML report of runs.
 
-python tools/report.py Ant                            the latest Ant run; report.html in its folder
-python tools/report.py runs/Ant/* --out ant.html      all Ant runs: seeds together, other settings next to each other
-python tools/report.py runs/*/latest --no-replay      several tasks
+gpusim-rl report Ant                                     the latest Ant run; report.html in its folder
+gpusim-rl report runs/Ant/* --out ant.html               all Ant runs, seeds together
+gpusim-rl report runs/*/latest --no-replay               several tasks, without replays
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, first_line, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
-from gpusim_rl.settings.trust import add_trust_arguments
-from gpusim_rl.view.arguments import positive
+from gpusim_rl.options import Parser
+from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
     from gpusim_rl.view.report import Group
@@ -39,13 +38,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="report", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("runs", nargs="+", metavar="run", help="run folder, or a task (its latest run)")
-    parser.add_argument("--out", type=Path, help="html to write (default: report.html in the run's folder, or here)")
-    parser.add_argument("--overwrite", action="store_true", help="replace --out (a default name is always replaced)")
-    parser.add_argument("--no-replay", action="store_true", help="numbers only, no replays")
-    parser.add_argument("--steps", type=positive, default=250, help="control steps of a replay (default: 250)")
-    add_trust_arguments(parser)
+    parser = Parser("report", __doc__)
+    parser.option("runs")
+    parser.option("--steps", "of a replay", default=250)
+    parser.option("--out", ".html", note="report.html in the run folder, or here for several runs")
+    parser.option("--overwrite")
+    parser.option("--no-replay", "numbers only, no replays", "Output", action="store_true")
+    parser.options("--trust", "--config-dir")
     return parser.parse_args(argv)
 
 

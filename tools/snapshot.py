@@ -1,8 +1,8 @@
-"""Draw one picture of a task or a run, framed on its robot; works without a display.
+"""Draw one picture of a task or a run.
 
-python tools/snapshot.py Ant                                     Ant.png, an env at the start of an episode
-python tools/snapshot.py Ant --steps 60 --policy random          a second later
-python tools/snapshot.py Ant --policy trained --steps 300        what the latest Ant run does
+gpusim-rl snapshot Ant                                   an Ant at the start of an episode, as Ant.png
+gpusim-rl snapshot Ant --steps 60 --policy random        a second later
+gpusim-rl snapshot Ant --steps 300 --policy trained      the latest Ant run after 300 steps
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from contextlib import closing
 from pathlib import Path
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import check_out, free_name
-from gpusim_rl.view.arguments import add_picture_arguments, add_player_arguments, open_player, positive
+from gpusim_rl.files.paths import free_name
+from gpusim_rl.options import Parser, number
+from gpusim_rl.view.arguments import check_out, open_player
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,31 +30,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="snapshot", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", help="task, run folder or checkpoint")
-    parser.add_argument("--out", type=Path, help="png to write (default: the task's name, here)")
-    parser.add_argument("--steps", type=not_negative, default=0, help="control steps before the picture (default: 0)")
-    parser.add_argument("--num-envs", type=positive, default=1, help="tiles of the grid (default: 1)")
-    parser.add_argument("--fill", type=share, default=0.86, help="share of the picture for the robot (default: 0.86)")
-    add_picture_arguments(parser, width=480, height=360)
-    add_player_arguments(parser, policy="zero")
+    parser = Parser("snapshot", __doc__)
+    parser.option("run", "or a task without a run")
+    parser.options("--policy", "--num-envs", policy="zero", num_envs=1)
+    parser.option("--steps", "before the picture", type=number(int, 0), default=0)
+    parser.option("--sim", note="mujoco; newton for a run that was trained on it")
+    parser.option("--out", ".png", note="TASK.png, here")
+    parser.options("--overwrite", "--width", "--height", width=480, height=360)
+    parser.option("--fill", "share of the picture for the robot", "Output", type=number(float, 0.01, 1), default=0.86)
+    parser.options("--renderer", "--trust", "--config-dir")
     return parser.parse_args(argv)
-
-
-def not_negative(text: str) -> int:
-    """Return the value of an argument that must be 0 or more."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must not be negative, got {value}")
-    return value
-
-
-def share(text: str) -> float:
-    """Return the value of an argument that must be above 0 and at most 1."""
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {value:g}")
-    return value
 
 
 def snapshot(args: argparse.Namespace) -> Path:

@@ -1,8 +1,8 @@
-"""Evaluate a run in other simulators and physics than those of its training.
+"""Evaluate a run in other simulators and physics.
 
-python tools/transfer.py Go1Velocity                               the latest run of a task, in all variants
-python tools/transfer.py Go1Velocity --only simulator,friction     some of them
-python tools/transfer.py Go1Velocity --num-envs 64 --seconds 10    64 episodes each, of 10 s at most
+gpusim-rl transfer Go1Velocity                                 the latest run, in all variants
+gpusim-rl transfer Go1Velocity --only simulator,friction       some of the variants
+gpusim-rl transfer Go1Velocity --num-envs 64 --seconds 10      64 episodes each, of 10 s at most
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.cli import table_lines
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, first_line, friendly_errors, import_extra, say
 from gpusim_rl.files.safe_open import writing
+from gpusim_rl.options import Parser
 from gpusim_rl.settings.simulators import SIMULATORS
-from gpusim_rl.settings.trust import add_trust_arguments
 from gpusim_rl.view import arguments
-from gpusim_rl.view.arguments import positive
+from gpusim_rl.view.text_table import table_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,18 +73,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="transfer",
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="\n".join(["variants:", *(f"  {name:<11} {meaning}" for name, meaning in GROUPS.items())]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("run", help="run folder, checkpoint, or a task (its latest run)")
-    parser.add_argument("--only", metavar="A,B", help="variants (default: all below)")
-    parser.add_argument("--num-envs", type=positive, default=32, help="envs, with an episode each (default: 32)")
-    parser.add_argument("--seconds", type=float, help="time limit of episodes (default: the task's)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of starts and commands in all variants")
-    add_trust_arguments(parser)
+    parser = Parser("transfer", __doc__)
+    parser.option("run")
+    parser.option("--only", "variants", "Variants", "all of these", metavar="A,B")
+    parser.rows["Variants"] += GROUPS.items()
+    parser.option("--num-envs", "with an episode each", default=32)
+    parser.option("--seconds", note="the task's time limit")
+    parser.options("--seed", "--trust", "--config-dir")
     parser.set_defaults(policy="trained", sim=None)
     return parser.parse_args(argv)
 
@@ -97,8 +91,6 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
         if name not in GROUPS:
             hint = f"{did_you_mean(name, GROUPS)} Available: {', '.join(GROUPS)}"
             raise ConfigError("no such variants", key=f"--only {name}", hint=hint)
-    if args.seconds is not None and not args.seconds > 0.0:
-        raise ConfigError(key="--seconds", expected="a positive number", got=args.seconds)
     import_extra("matplotlib", "view", "transfer")
     with closing(open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = plan(probe, args.seconds)

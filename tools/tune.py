@@ -1,25 +1,17 @@
-"""Search settings: each trial is a normal run; hopeless ones are stopped early.
+"""Search for the best settings of a task.
 
-python tools/tune.py task=Ant trials=20                                       PPO's settings, with Optuna
-python tools/tune.py task=Ant algo=sac num_envs=64 space=my_space.yaml        your own space of settings
-python tools/tune.py task=Ant trials=40 study=ants                            again: continues, until there are 40
-python tools/tune.py task=Ant trials=40 method=asha                           the trials on Ray
-python tools/tune.py task=Ant trials=8 method=pbt                             population-based training, on Ray
-
-With Optuna the same command in several terminals of one machine searches together.
+gpusim-rl tune task=Ant trials=20                                 settings of PPO, with Optuna
+gpusim-rl tune task=Ant algo=sac num_envs=64 space=my_space.yaml  your own search space
+gpusim-rl tune task=Ant trials=40 study=ants                      continue a study, also from other terminals
+gpusim-rl tune task=Ant trials=8 method=pbt                       population-based training, on Ray
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    from gpusim_rl import interrupts
-
-    interrupts.install()  # before imports that take time
+    import _checkout  # noqa: F401
 
 import argparse
 import signal
@@ -29,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from gpusim_rl.errors import ConfigError, friendly_errors, say
+from gpusim_rl.options import Parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,14 +74,19 @@ def stoppable(folder: Path) -> Iterator[None]:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    epilog = (
-        "Settings of the search: method=optuna|asha|pbt (default: optuna), trials=20, pruner=hyperband|median|none,"
-        " study=<name>, space=<yaml>, stall_s=600; grace=<iterations> with asha and pbt. Others as for train.py."
-    )
-    parser = argparse.ArgumentParser(prog="tune", description=(__doc__ or "").partition("\n")[0], epilog=epilog)
-    parser.add_argument("settings", nargs="+", metavar="key=value", help="settings of the search and the training")
-    parser.add_argument("-cd", "--config-dir", type=Path, help="folder with more tasks, as for train.py")
-    return parser.parse_args(argv)
+    parser = Parser("tune", __doc__)
+    parser.option("settings", "and of the search, below", nargs="+")
+    parser.rows["Search"] = [
+        ("method=NAME", "optuna, or on Ray asha or pbt (default: optuna)"),
+        ("trials=N", "number of trials, with those of the study (default: 20)"),
+        ("study=NAME", "study to start or continue"),
+        ("space=FILE", "yaml of the search space"),
+        ("pruner=NAME", "hyperband, median or none, with optuna (default: hyperband)"),
+        ("grace=N", "iterations before a trial may end, with asha and pbt"),
+        ("stall_s=S", "silence after which a trial counts as lost [s] (default: 600)"),
+    ]
+    parser.option("--config-dir")
+    return parser.parse_intermixed_args(argv)
 
 
 if __name__ == "__main__":

@@ -419,7 +419,7 @@ def run_probe(job: Job) -> Part:
 def run_audit(job: Job) -> Part:
     """Measure copies, waits and occupancy of a steady iteration."""
     file = job.folder / "audit.json"
-    command = [*tool("audit"), *job.run_words(), f"num_envs={job.args.plan.num_envs}", "--json", file]
+    command = [*tool("audit"), *job.run_words(), f"num_envs={job.args.plan.num_envs}", "--out", file]
     ended = run_process(command, job.limit_s)
     # 1: it found something, which is for the results to say; without the file, it broke
     status = ended.status(good=(0, 1) if file.is_file() else ())

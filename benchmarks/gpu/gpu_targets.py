@@ -19,7 +19,7 @@ Part = dict[str, Any]
 
 
 def read_audit(report: Mapping[str, Any]) -> Part:
-    """Return numbers of `tools/audit.py --json` per steady iteration, with the row of metrics apart (`row_bytes`)."""
+    """Return numbers of `tools/audit.py --out` per steady iteration, with the row of metrics apart (`row_bytes`)."""
     phases = {name: phase for name, phase in report["phases"].items() if name not in NOT_COUNTED}
     iterations, rows = report["iterations"], report["log_rows"]
     copied = {"to_device": 0.0, "to_host": 0.0}

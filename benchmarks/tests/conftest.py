@@ -1,4 +1,4 @@
-"""For all tests of benchmarks: the type checker is imported, and Ctrl-C reaches what they start."""
+"""Setup of the benchmark tests: shape checks, and Ctrl-C for child processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import signal
 
 import helpers.shape_check  # noqa: F401 - `--jaxtyping-packages` imports `helpers` alone
 
-# A shell that starts the tests in the background makes them, and all that they start, deaf to Ctrl-C.
+# Shells ignore SIGINT in background jobs, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,7 @@
-"""A process that measures nothing: answers as `throughput.worker.serve` does, at a speed of its own.
+"""Stand-in for `throughput.worker.serve` with fixed speed and no measurement.
 
-Its spec may have `steps` (of an iteration), `in_env` (seconds of an iteration in `env.step`), a `diary` (a file to note
-every run in), a `trunk`, and a `plan` that says what goes wrong and at which run.
+Its spec may have `steps` (per iteration), `in_env` (seconds per iteration in `env.step`), a `diary` (file for the log
+of runs), a `trunk`, and a `plan` of failures by run.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The measurements of actors: one real case, and the page and picture of known rows."""
+"""Actor benchmark: one real case, and page and plot of known rows."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def speed(kind, count, steps_per_s, efficiency):
 
 
 @pytest.mark.slow
-def test_a_training_cannot_be_faster_than_its_envs():
+def test_training_is_not_faster_than_its_envs():
     [[row]] = actors.scaling(["process"], [1], {"wait_ms": 20.0}, rounds=1, seconds=2.0)
     assert row["kind"] == "process" and row["actors"] == 1 and row["efficiency"] == 1.0
-    assert 5 < row["steps_per_s"] < 60  # 50, if nothing else took time; the clock begins and ends with an update
+    assert 5 < row["steps_per_s"] < 60  # 50 without overhead; the clock starts and ends with an update
     assert 0.0 < row["lag"] <= 2.0 and 0.0 <= row["wait"] < 1.0 and 0.0 < row["update"] < 1.0
 
 
-def test_a_ratio_is_the_median_of_those_within_the_rounds():
+def test_efficiency_is_median_of_ratios_within_rounds():
     found = {
         ("process", 1): [{"steps_per_s": 100.0}, {"steps_per_s": 50.0}, {"steps_per_s": 100.0}],
         ("process", 4): [{"steps_per_s": 300.0}, {"steps_per_s": 180.0}, {"steps_per_s": 400.0}],
@@ -40,13 +40,13 @@ def test_a_ratio_is_the_median_of_those_within_the_rounds():
     assert row["efficiency"] == 0.9 and row["steps_per_s"] == 300 and row["runs"] == [300, 180, 400]
 
 
-def test_the_longest_gap_is_that_between_two_updates():
+def test_gap_is_longest_time_between_updates():
     assert actors._gap([{"time/elapsed_s": at} for at in (1.0, 1.5, 3.0, 3.25)]) == 1.5
 
 
-def test_the_page_and_the_picture_show_every_section(tmp_path):
+def test_page_and_plot_show_every_section(tmp_path):
     rows = [speed("process", 1, 90, 1.0), speed("process", 8, 5, 0.95), speed("TorchRL sync", 1, 80, 1.0)]
-    del rows[2]["lag"]  # collectors learn nothing
+    del rows[2]["lag"]  # collectors do not learn
     killed = {"kind": "ray", "killed": "actor", "gap_s": 0.123, "left_processes": 0, "run_folder_whole": True}
     data = {
         "rows": [{"processes": 2, "steps_per_s": 30475, "efficiency": 0.958}],
@@ -69,7 +69,7 @@ def test_the_page_and_the_picture_show_every_section(tmp_path):
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_section_replaces_itself_and_keeps_the_others(tmp_path, monkeypatch):
+def test_new_section_replaces_old_one_and_keeps_others(tmp_path, monkeypatch):
     file = tmp_path / "scale.json"
     file.write_text(json.dumps({"rows": [1], "copies": {"rows": [2]}}))
     monkeypatch.setattr(sys, "argv", ["actors.py", "copies"])
@@ -80,6 +80,6 @@ def test_a_section_replaces_itself_and_keeps_the_others(tmp_path, monkeypatch):
     assert "torch" in str(found["copies"])
 
 
-def test_the_page_is_that_of_the_data():
+def test_page_matches_data():
     file = actors.ROOT / "benchmarks" / "parallel" / "scale.json"
     assert file.with_suffix(".md").read_text() == actors.markdown(json.loads(file.read_text()))

@@ -1,4 +1,4 @@
-"""`benchmarks/throughput/audit_baselines.py` as a user runs it."""
+"""Command line of `benchmarks/throughput/audit_baselines.py`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from throughput import audit_baselines
 SMALL = ("device=cpu", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64", "ppo.network.hidden=[16,16]")
 
 
-def test_another_library_stands_beside_ours_and_its_lines_are_named(tmp_path):
+def test_audit_compares_baseline_and_names_its_lines(tmp_path):
     pytest.importorskip("rsl_rl")
-    arguments = ("task=Cartpole", *SMALL, "--iterations", "1", "--baselines", "rsl_rl", "--json", "audit.json")
+    arguments = ("task=Cartpole", *SMALL, "--iterations", "1", "--baselines", "rsl_rl", "--out", "audit.json")
     script = ROOT / "benchmarks" / "throughput" / "audit_baselines.py"
     done = run_command(sys.executable, script, *arguments, cwd=tmp_path)
     report = json.loads((tmp_path / "audit.json").read_text())
@@ -27,20 +27,20 @@ def test_another_library_stands_beside_ours_and_its_lines_are_named(tmp_path):
     assert report["ours"]["phases"]["update"]["syncs"] == {}
     assert report["environment"]["versions"]["rsl-rl-lib"] == baseline["version"] and "git" in report
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("Cartpole, 16 envs, mujoco on cpu") and "rsl_rl copies or waits most often at" in lines
-    assert [path.name for path in tmp_path.iterdir()] == ["audit.json"]  # no run folder stays
+    assert lines[0].startswith("Cartpole, 16 envs, ") and any(line.startswith("rsl_rl copies ") for line in lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["audit.json"]  # no run folder
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["task=Antt", "--baselines", "none"], "Did you mean 'Ant'?"),
-        (["--baselines", "rslrl"], "unknown baseline 'rslrl'. Did you mean 'rsl_rl'? Available: rsl_rl, skrl,"),
-        (["--iterations", "0"], "--iterations must be a positive int, got 0"),
+        (["task=Antt", "--baselines", "none"], "'Ant'"),
+        (["--baselines", "rslrl"], "Available: rsl_rl, skrl,"),
+        (["--iterations", "0"], "--iterations"),
     ],
 )
-def test_bad_input_is_one_line(monkeypatch, capsys, arguments, line):
-    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # else it would be set for the tests that follow
+def test_bad_input_is_rejected_in_one_line(monkeypatch, capsys, arguments, line):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")  # restored after the test
     with pytest.raises(SystemExit) as stopped:
         audit_baselines.main(arguments)
     errors = capsys.readouterr().err

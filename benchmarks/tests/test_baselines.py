@@ -1,4 +1,4 @@
-"""The trainers of other libraries on our environments: the work is ours, the loop is theirs."""
+"""Trainers of other libraries on our environments, with equal work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_baseline = pytest.mark.parametrize("name", BASELINES)
 
 
 def build(name: str, task: Any = "Cartpole", config: Any = None, *, mode: str = "same", bf16: bool = False, **ppo: Any):
-    """A baseline of 8 envs with a small network, its environment and its settings."""
+    """Build a baseline of 8 envs with a small network; return it with its environment and settings."""
     settings = {"num_envs": 8, "device": "cpu", "ppo": merged(SMALL_PPO, ppo)}
     run = prepare(task, config, **settings).cfg
     env = make_env(task, config, **settings)
@@ -36,7 +36,7 @@ def build(name: str, task: Any = "Cartpole", config: Any = None, *, mode: str = 
 
 
 def parameters(baseline: Any) -> list[torch.Tensor]:
-    """All that the library's optimiser trains."""
+    """Return all parameters of the library's optimizer."""
     optimizer = {
         "rsl_rl": lambda: baseline._runner.alg.optimizer,
         "skrl": lambda: baseline._agent.optimizer,
@@ -47,7 +47,7 @@ def parameters(baseline: Any) -> list[torch.Tensor]:
 
 
 def watch(baseline: Baseline) -> list[str]:
-    """The phases from now on: `+update`, `-update`."""
+    """Record phases from now on: `+update`, `-update`."""
     seen: list[str] = []
 
     @contextmanager
@@ -61,9 +61,9 @@ def watch(baseline: Baseline) -> list[str]:
 
 
 @every_baseline
-def test_an_iteration_is_a_rollout_and_an_update(name, monkeypatch, tmp_path, capfd):
+def test_iteration_is_rollout_and_update(name, monkeypatch, tmp_path, capfd):
     monkeypatch.chdir(tmp_path)
-    start_warp(torch.device("cpu"))  # skrl would, aloud, if another test has imported Warp
+    start_warp(torch.device("cpu"))  # otherwise skrl starts Warp with output if another test has imported it
     baseline, env, run = build(name)
     seen, steps = watch(baseline), 0
     before = [parameter.detach().clone() for parameter in parameters(baseline)]
@@ -85,12 +85,12 @@ def test_an_iteration_is_a_rollout_and_an_update(name, monkeypatch, tmp_path, ca
         before = after
     assert baseline.env_steps_per_iteration == 8 * run.algorithm.horizon
     baseline.close()
-    assert list(tmp_path.iterdir()) == [], "nothing in the user's folder"
+    assert list(tmp_path.iterdir()) == [], "no files in the working directory"
     assert capfd.readouterr() == ("", "")
 
 
 @every_baseline
-def test_settings_are_plain_and_name_the_library(name):
+def test_settings_are_plain_values_and_name_library(name):
     baseline, _, _ = build(name, minibatch_size=16)
     assert baseline.name == name and baseline.mode == "same" and baseline.version[0].isdigit()
     settings = json.loads(json.dumps(baseline.settings))
@@ -100,7 +100,7 @@ def test_settings_are_plain_and_name_the_library(name):
 
 @every_baseline
 @pytest.mark.parametrize("separate", [False, True])
-def test_the_networks_are_ours(name, separate):
+def test_networks_have_our_parameter_count(name, separate):
     baseline, env, run = build(name, network={"separate": separate})
     trunk = baseline.settings["trunk"]
     assert trunk == ("separate" if separate or name == "rsl_rl" else "shared")
@@ -112,7 +112,7 @@ def test_the_networks_are_ours(name, separate):
 
 
 @every_baseline
-def test_the_optimiser_makes_as_many_steps_as_ours(name):
+def test_optimizer_makes_as_many_steps_as_ours(name):
     baseline, _, _ = build(name, minibatch_size=16, epochs=3)
     baseline.iterate()
     optimizer: Any = {"rsl_rl": "_runner.alg.optimizer", "sb3": "_model.policy.optimizer"}.get(name, "_agent.optimizer")
@@ -123,16 +123,16 @@ def test_the_optimiser_makes_as_many_steps_as_ours(name):
 
 
 @every_baseline
-def test_a_critic_with_observations_of_its_own(name):
+def test_critic_observations_determine_trunk(name):
     baseline, _, _ = build(name, Faulty, FaultyConfig(critic=True))
     baseline.iterate()
     baseline.iterate()
-    expected = "shared" if name == "sb3" else "separate"  # SB3 has no such critic
+    expected = "shared" if name == "sb3" else "separate"  # SB3 has no separate critic input
     assert baseline.settings["trunk"] == expected
 
 
 @every_baseline
-def test_bf16_where_the_library_has_it(name):
+def test_bf16_is_used_where_supported(name):
     baseline, _, _ = build(name, bf16=True)
     baseline.iterate()
     assert baseline.settings["precision"].startswith({"rsl_rl": "bf16", "skrl": "bf16"}.get(name, "fp32"))
@@ -141,7 +141,7 @@ def test_bf16_where_the_library_has_it(name):
 
 @pytest.mark.slow
 @every_baseline
-def test_the_fastest_mode_runs(name):
+def test_fastest_mode_runs(name):
     baseline, _, _ = build(name, mode="fastest")
     seen = watch(baseline)
     baseline.iterate()
@@ -152,7 +152,7 @@ def test_the_fastest_mode_runs(name):
 
 @every_baseline
 @pytest.mark.parametrize("mode", ["same", "fastest"])
-def test_the_fastest_mode_writes_no_log_where_it_can_be_left_out(name, mode, monkeypatch):
+def test_fastest_mode_disables_logging_where_possible(name, mode, monkeypatch):
     monkeypatch.setattr(baselines, "has_compiler", lambda: False)
     baseline, _, _ = build(name, mode=mode)
     baseline.iterate()
@@ -168,14 +168,14 @@ def test_the_fastest_mode_writes_no_log_where_it_can_be_left_out(name, mode, mon
 
 @every_baseline
 @pytest.mark.parametrize("mode", ["same", "fastest"])
-def test_on_the_cpu_fp32_is_what_the_library_makes_it(name, mode, monkeypatch):
+def test_library_decides_matmul_precision_on_cpu(name, mode, monkeypatch):
     monkeypatch.setattr(baselines, "has_compiler", lambda: False)
     baseline, _, _ = build(name, mode=mode)
     assert baseline.settings["matmul_precision"] == ("high" if name == "rl_games" else "highest")
 
 
 @every_baseline
-def test_syncs_of_a_phase_can_be_counted(name):
+def test_syncs_are_counted_per_phase(name):
     baseline, _, _ = build(name)
     baseline.iterate()
     counts: dict[str, int] = {}
@@ -193,20 +193,20 @@ def test_syncs_of_a_phase_can_be_counted(name):
 
 
 @every_baseline
-def test_switches_of_the_process_stay_as_they_were(name):
+def test_process_switches_are_restored(name):
     before = (Distribution._validate_args, torch.get_float32_matmul_precision(), torch.get_num_threads())
     baseline, _, _ = build(name)
     baseline.iterate()
     assert before == (Distribution._validate_args, torch.get_float32_matmul_precision(), torch.get_num_threads())
 
 
-def test_each_library_keeps_its_own_switches():
+def test_each_library_keeps_its_switches():
     before = {name: build(name)[0]._process_settings for name in BASELINES}
     assert {name for name in BASELINES if before[name].validate} == {"rl_games", "sb3"}
     assert before == {name: build(name)[0]._process_settings for name in reversed(BASELINES)}
 
 
-def test_baselines_run_beside_each_other():
+def test_baselines_run_in_one_process():
     built = [build(name)[0] for name in BASELINES]
     for _ in range(2):
         for baseline in built:
@@ -216,24 +216,24 @@ def test_baselines_run_beside_each_other():
 @pytest.mark.parametrize(
     ("name", "mode", "words"),
     [
-        ("rslrl", "same", "unknown baseline 'rslrl'. Did you mean 'rsl_rl'? Available: rsl_rl, skrl, rl_games, sb3"),
-        ("sb3", "fast", "unknown mode 'fast'. Did you mean 'fastest'? Available: same, fastest"),
+        ("rslrl", "same", "Available: rsl_rl, skrl, rl_games, sb3"),
+        ("sb3", "fast", "Available: same, fastest"),
     ],
 )
-def test_an_unknown_name_is_one_line(name, mode, words):
+def test_unknown_name_is_rejected_in_one_line(name, mode, words):
     with pytest.raises(ConfigError) as error:
         build(name, mode=mode)
-    assert str(error.value) == words
+    assert words in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("name", "module"), [("rsl_rl", "rsl_rl"), ("sb3", "stable_baselines3")])
-def test_a_library_that_is_not_installed_is_one_line(name, module, monkeypatch):
+def test_missing_library_is_reported_in_one_line(name, module, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ConfigError) as error:
         build(name)
     assert (error.value.key, error.value.hint) == (f"baseline {name}", f"Try pip install '{LIBRARIES[name][1]}'")
 
 
-def test_policies_that_only_ours_has_are_refused():
+def test_unsupported_policies_are_rejected():
     with pytest.raises(ConfigError, match=r"got ppo\.network\.rnn=lstm$"):
         build("skrl", network={"rnn": "lstm"})

@@ -1,4 +1,4 @@
-"""`benchmarks/bench.py` as a user runs it, very small."""
+"""Command line of `benchmarks/bench.py`, with small sizes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ HAS_RSL_RL = importlib.util.find_spec("rsl_rl") is not None
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Output, json and folder of one real bench."""
+    """Run a real bench; return its output, json and folder."""
     folder = tmp_path_factory.mktemp("bench")
     baselines = ("--baselines", "rsl_rl" if HAS_RSL_RL else "none", "--modes", "same")
     done = run_command(sys.executable, BENCH, *SMALL, "num_envs=[8]", *baselines, cwd=folder, timeout_s=280)
     return done, json.loads((folder / "benchmarks" / "throughput" / "Cartpole" / "bench.json").read_text()), folder
 
 
-def test_one_command_leaves_json_page_and_picture(measured):
+def test_bench_writes_json_page_and_plot(measured):
     done, result, folder = measured
     there = folder / "benchmarks" / "throughput" / "Cartpole"
     assert done.stdout.endswith(
@@ -45,7 +45,7 @@ def test_one_command_leaves_json_page_and_picture(measured):
     assert str(folder) not in page + json.dumps(result)
 
 
-def test_json_tells_what_was_measured(measured):
+def test_json_contains_measurements(measured):
     _, result, _ = measured
     assert result["schema"] == 3 and result["task"] == "Cartpole" and result["horizon"] == 4
     assert result["git"] is None or set(result["git"]) == {"sha", "dirty"}
@@ -80,7 +80,7 @@ def test_json_tells_what_was_measured(measured):
     assert low <= result["training_over_physics"] <= high
 
 
-def test_all_have_the_same_process(measured):
+def test_all_cases_have_same_process_settings(measured):
     _, result, _ = measured
     rows = {row["name"]: row["settings"] for row in result["env_counts"][0]["cases"]}
     keys = ("openmp_spins", "threads", "physics_threads")
@@ -90,7 +90,7 @@ def test_all_have_the_same_process(measured):
 
 
 @pytest.mark.skipif(not HAS_RSL_RL, reason="rsl_rl is not installed")
-def test_a_baseline_is_compared_to_equal_work(measured):
+def test_baseline_is_compared_to_equal_work(measured):
     _, result, _ = measured
     rows = {row["name"]: row for row in result["env_counts"][0]["cases"]}
     baseline = rows["rsl_rl, same"]
@@ -103,7 +103,7 @@ def test_a_baseline_is_compared_to_equal_work(measured):
     assert result["env_counts"][0]["leanest_baseline"] == "rsl_rl, same"
 
 
-# The real command, with cases that cost nothing.
+# The real command with fake cases.
 DRIVER = """
 import importlib.util, os, sys
 tool, fake, *arguments = sys.argv[1:]
@@ -116,7 +116,7 @@ sys.exit(module.main(arguments))
 """
 
 
-def test_an_interrupted_bench_keeps_what_it_has_and_leaves_no_process(tmp_path):
+def test_interrupted_bench_keeps_results_and_leaves_no_process(tmp_path):
     arguments = ["task=Cartpole", "num_envs=[4,8]", "--rounds", "1000000", "--baselines", "none"]
     command = [sys.executable, "-c", DRIVER, BENCH, Path(__file__).with_name("fake_worker.py"), *arguments]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
@@ -140,16 +140,16 @@ def test_an_interrupted_bench_keeps_what_it_has_and_leaves_no_process(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["num_envs=many"], "num_envs must be a positive int or a list of them, got many"),
-        (["num_envs=[8,0]"], "num_envs must be a positive int or a list of them, got [8,0]"),
-        (["task=Antt", "--baselines", "none"], "unknown task 'Antt'. Did you mean 'Ant'?"),
+        (["num_envs=many"], "got many"),
+        (["num_envs=[8,0]"], "got [8,0]"),
+        (["task=Antt", "--baselines", "none"], "'Ant'"),
         (["task.max_forse=1", "--baselines", "none"], "Did you mean"),
-        (["--baselines", "rsl"], "unknown baseline 'rsl'. Did you mean 'rsl_rl'?"),
-        (["--baselines", "none", "--modes", "slow"], "--modes must be of same, fastest, got slow"),
-        (["--rounds", "0"], "--rounds, --seconds and --warm-up must be positive"),
+        (["--baselines", "rsl"], "'rsl_rl'"),
+        (["--baselines", "none", "--modes", "slow"], "got slow"),
+        (["--rounds", "0"], "--rounds, --seconds and --warm-up"),
     ],
 )
-def test_bad_input_is_one_line(capsys, arguments, line):
+def test_bad_input_is_rejected_in_one_line(capsys, arguments, line):
     with pytest.raises(SystemExit) as stopped:
         bench.main(arguments)
     errors = capsys.readouterr().err
@@ -166,15 +166,15 @@ def test_num_envs_may_be_a_list():
     assert env_counts([]) == ([], [])
 
 
-def test_without_matplotlib_there_is_one_line_and_no_picture(monkeypatch, capsys, tmp_path):
+def test_missing_matplotlib_is_reported_and_plot_skipped(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert bench.draw({}, tmp_path / "bench.png") is False
-    assert capsys.readouterr().err == "the picture: matplotlib.figure is missing. Try pip install 'gpusim-rl[view]'\n"
+    assert "pip install 'gpusim-rl[view]'" in capsys.readouterr().err
     assert not (tmp_path / "bench.png").exists()
 
 
-def test_baselines_that_are_missing_are_named_with_the_command(monkeypatch, capsys):
+def test_missing_baselines_are_named(monkeypatch, capsys):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "skrl" else find_spec(name))
     bench.measure_task(bench.parse(["task=Cartpole"]), ["task=Cartpole"], [8])
-    assert "left out, not installed: skrl" in capsys.readouterr().err
+    assert "not installed: skrl" in capsys.readouterr().err

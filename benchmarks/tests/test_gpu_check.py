@@ -1,4 +1,4 @@
-"""`benchmarks/gpu/gpu_check.py`: run for real with tiny sizes on the CPU, and with parts that go wrong."""
+"""`benchmarks/gpu/gpu_check.py`: a real run with tiny sizes on the CPU, and failing parts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ GPU_CHECK = ROOT / "benchmarks" / "gpu" / "gpu_check.py"
 NO_CUDA = not torch.cuda.is_available()
 
 
-# The real thing
+# Real run
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory) -> tuple[Finished, dict[str, Any], Path]:
-    """Output, json and folder of a run of all parts."""
+    """Run all parts; return output, json and folder."""
     folder = tmp_path_factory.mktemp("gpu_check")
     command = (sys.executable, GPU_CHECK, "--device", "cpu", "--return=-1e9", "seed=1")
     done = run_command(*command, "task.episode_length=3", cwd=folder, check=False, timeout_s=280)
@@ -44,13 +44,13 @@ def ran(tmp_path_factory) -> tuple[Finished, dict[str, Any], Path]:
 
 
 @pytest.mark.slow
-def test_all_parts_run_and_the_json_tells_all(ran):
+def test_all_parts_run_and_json_is_complete(ran):
     done, report, folder = ran
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(report["parts"]) == ["probe", "bench", "learn", "tests", "audit"]
     assert {name: part["status"] for name, part in report["parts"].items()} == dict.fromkeys(report["parts"], "ok")
     assert done.stdout.splitlines()[-1] == "benchmarks/gpu/gpu.json"
-    assert [path.name for path in folder.iterdir()] == ["benchmarks"], "no run folder stays"
+    assert [path.name for path in folder.iterdir()] == ["benchmarks"], "no run folder"
     about = {"schema", "command", "git", "environment", "device", "quick", "budget_s", "seconds", "results", "ok"}
     assert about < set(report)
     assert report["command"].startswith("python benchmarks/gpu/gpu_check.py --device cpu ")
@@ -60,7 +60,7 @@ def test_all_parts_run_and_the_json_tells_all(ran):
 
 
 @pytest.mark.slow
-def test_each_part_has_its_numbers(ran):
+def test_each_part_has_its_results(ran):
     _, report, _ = ran
     probe, bench, learn, tests, audit = report["parts"].values()
     assert probe["missing"] == [] and list(probe["facts"]) == [
@@ -73,8 +73,8 @@ def test_each_part_has_its_numbers(ran):
     assert probe["facts"]["training, graph=off"]["control_steps_per_s"] > 0
     assert (audit["bytes_to_device"], audit["bytes_to_host"], audit["syncs"]) == (0, 0, 0)
     assert audit["row_bytes"] > 0 and {"rollout", "update", "log"} <= set(audit["phases"])
-    assert audit["busy"] is None, "the CPU has no such clock"
-    # Ended as soon as an episode had ended: any return is above what was asked for.
+    assert audit["busy"] is None, "not measured on the CPU"
+    # Stops after the first finished episode, because any return exceeds the threshold.
     assert learn["seconds_from_start_of_process"] > learn["seconds_from_first_iteration"] > 0
     assert learn["env_steps"] % 32 == 0 and learn["best_return"] is not None
     assert 0 < len(learn["curve"]) <= learn["iterations"] <= 3
@@ -87,19 +87,19 @@ def test_each_part_has_its_numbers(ran):
     assert names[-1] == "+ training" and "env step" in names and len(names) == 5
 
 
-def test_every_fact_of_a_gpu_has_settings_that_there_are(monkeypatch):
+def test_gpu_facts_use_valid_settings(monkeypatch):
     composed = []
 
     def only_compose(overrides, *_, **__):
         composed.append(compose([text for text in overrides if not text.startswith("device=")]))
         return {}
 
-    def of_physics(device, num_envs, overrides, **_):
+    def physics_only(device, num_envs, overrides, **_):
         return only_compose([f"num_envs={num_envs}", *overrides])
 
     monkeypatch.setattr(gpu_probe, "training", only_compose)
     monkeypatch.setattr(gpu_probe, "same_rollout", only_compose)
-    monkeypatch.setattr(gpu_probe, "bare_physics", of_physics)
+    monkeypatch.setattr(gpu_probe, "bare_physics", physics_only)
     facts = gpu_probe.facts("cuda", 64, ["task=Ant"])
     for name in facts.keys() - {"versions", "loop of Warp in a graph of torch"}:
         facts[name]()
@@ -108,16 +108,16 @@ def test_every_fact_of_a_gpu_has_settings_that_there_are(monkeypatch):
 
 
 @pytest.mark.slow
-def test_on_the_cpu_nothing_is_judged(ran):
+def test_targets_are_not_judged_on_cpu(ran):
     _, report, _ = ran
     assert len(report["results"]) == 10
     assert {(each["ok"], each["note"]) for each in report["results"]} == {(None, "not on CUDA")}
 
 
-# A part that goes wrong
+# Failing parts
 
 
-def test_a_part_that_fails_or_hangs_leaves_the_others(tmp_path, monkeypatch, capsys):
+def test_failing_or_hanging_part_does_not_stop_others(tmp_path, monkeypatch, capsys):
     scripts = {
         "audit": "print('warming up'); print('Segmentation fault', flush=True); import os; os.kill(os.getpid(), 11)",
         "train": "import time; print('compiling', flush=True); time.sleep(1000)",
@@ -142,14 +142,14 @@ def test_a_part_that_fails_or_hangs_leaves_the_others(tmp_path, monkeypatch, cap
     assert parts["audit"]["error"] == "Segmentation fault (signal 11)"
     assert parts["audit"]["tail"] == ["warming up", "Segmentation fault"]
     assert parts["learn"]["error"].startswith("no end within ") and parts["learn"]["iterations"] == 0
-    assert parts["bench"]["error"] == "8: CUDA error: out of memory (exit code 1)"
+    assert parts["bench"]["error"].startswith("8: CUDA error: out of memory")
     assert parts["bench"]["env_counts"] == [] and parts["tests"]["passed"] == 3
     assert not report["ok"]
     assert "learn: timed out" in capsys.readouterr().out
 
 
 def limits(monkeypatch, took: dict[str, float], *arguments: str) -> dict[str, float]:
-    """Limits of the parts, each of which takes its time of `took`, or all that it may [s]."""
+    """Return time limits of the parts, each taking `took` or its whole limit [s]."""
     clock, found = [0.0], {}
 
     def run(name: str) -> Callable[[Any], Part]:
@@ -166,7 +166,7 @@ def limits(monkeypatch, took: dict[str, float], *arguments: str) -> dict[str, fl
     return found
 
 
-def test_the_cheap_and_decisive_parts_come_first_and_all_have_time(tmp_path, monkeypatch):
+def test_decisive_parts_come_first_and_all_get_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     slow = limits(monkeypatch, {})
     assert list(slow) == ["probe", "bench", "learn", "tests", "audit"]
@@ -174,12 +174,12 @@ def test_the_cheap_and_decisive_parts_come_first_and_all_have_time(tmp_path, mon
     assert slow["tests"] >= 100.0
     quick = limits(monkeypatch, dict.fromkeys(slow, 20.0))
     assert quick["probe"] == slow["probe"]
-    assert quick["audit"] == pytest.approx(520.0 - 4 * 20.0), "what others did not take is there for the last one"
+    assert quick["audit"] == pytest.approx(520.0 - 4 * 20.0), "unused time goes to the last part"
     assert limits(monkeypatch, {}, "--parts", "more_tests") == {"more_tests": pytest.approx(520.0)}
 
 
-def test_what_a_part_left_may_be_broken(tmp_path, monkeypatch):
-    script = "import sys; open(sys.argv[sys.argv.index('--json') + 1], 'w').write('{')"
+def test_broken_output_of_part_is_a_failure(tmp_path, monkeypatch):
+    script = "import sys; open(sys.argv[sys.argv.index('--out') + 1], 'w').write('{')"
     monkeypatch.setattr(gpu_check, "tool", lambda name: [sys.executable, "-c", script])
     out = tmp_path / "gpu.json"
     assert gpu_check.main(["--device", "cpu", "--parts", "audit", "--out", str(out)]) == 1
@@ -187,13 +187,13 @@ def test_what_a_part_left_may_be_broken(tmp_path, monkeypatch):
     assert part["status"] == "failed" and part["error"].startswith("JSONDecodeError: ")
 
 
-def test_when_the_budget_is_spent_parts_are_skipped(tmp_path):
+def test_parts_are_skipped_after_budget_is_spent(tmp_path):
     out = tmp_path / "gpu.json"
     assert gpu_check.main(["--device", "cpu", "--budget-s", "0.001", "--out", str(out)]) == 1
     report = json.loads(out.read_text())
     assert {part["status"] for part in report["parts"].values()} == {"skipped"}
     assert list(report["parts"]) == ["probe", "bench", "learn", "tests", "audit"]
-    assert report["parts"]["bench"]["error"] == "the budget of 0.001 s is spent"
+    assert "0.001 s" in report["parts"]["bench"]["error"]
 
 
 # The probe
@@ -222,7 +222,7 @@ sys.exit(0 if gpu_probe.find(wanted, Path(sys.argv[1])) else 1)
 
 @pytest.fixture
 def probe(tmp_path, monkeypatch) -> Callable[..., tuple[Part, list[Part], str]]:
-    """Runs the probe with facts a to d; returns the part, what was kept on the way, and the facts that were begun."""
+    """Run the probe with facts a to d; return the part, intermediate results and started facts."""
     run, diary = gpu_check.run_process, tmp_path / "diary"
 
     def probe_with(b: str = "pass", c: str = "pass", old: Part | None = None, limit_s: float = 60.0) -> Any:
@@ -240,9 +240,9 @@ def probe(tmp_path, monkeypatch) -> Callable[..., tuple[Part, list[Part], str]]:
     return probe_with
 
 
-def test_a_fact_that_fails_or_kills_its_process_leaves_the_others(probe):
+def test_failing_or_crashing_fact_does_not_stop_others(probe):
     part, kept, begun = probe(b="raise RuntimeError('CUDA error: 700')", c="os.kill(os.getpid(), 11)")
-    assert begun == "a b c d ", "each once"
+    assert begun == "a b c d "
     assert list(part["facts"]) == ["a", "b", "c", "d"] and part["missing"] == []
     assert part["facts"]["b"]["error"] == "RuntimeError: CUDA error: 700" and part["facts"]["b"]["where"]
     assert part["facts"]["c"] == {"error": "signal 11"}
@@ -250,34 +250,34 @@ def test_a_fact_that_fails_or_kills_its_process_leaves_the_others(probe):
     assert {each["status"] for each in kept} == {"running"} and "a" in kept[-1]["facts"]
 
 
-def test_a_fact_that_hangs_leaves_time_to_the_others(probe, monkeypatch):
+def test_hanging_fact_leaves_time_for_others(probe, monkeypatch):
     monkeypatch.setattr(gpu_check, "FACT_SHARE", 0.05)
     part, _, begun = probe(c="time.sleep(1000)")
     assert begun == "a b c d " and list(part["facts"]) == ["a", "b", "c", "d"]
     assert part["facts"]["c"]["error"].startswith("no end within ") and part["status"] == "failed"
 
 
-def test_a_probe_that_is_resumed_finds_what_is_missing_and_what_failed(probe, monkeypatch):
+def test_resumed_probe_runs_missing_and_failed_facts(probe, monkeypatch):
     monkeypatch.setattr(gpu_check, "FACT_SHARE", 2.0)
     part, kept, begun = probe(b="raise RuntimeError('busy')", c="time.sleep(1000)", limit_s=8.0)
     assert begun == "a b c " and part["status"] == "timed out" and part["missing"] == ["d"]
     assert part["facts"]["c"]["error"].startswith("no end within ")
-    assert kept[-1]["missing"] == ["c", "d"], "what is on disk if all of it dies in c"
+    assert kept[-1]["missing"] == ["c", "d"], "on disk if the process dies in c"
     for old in (part, kept[-1]):
         again, _, begun = probe(old=old)
         assert begun == "b c d " and again["status"] == "ok" and list(again["facts"]) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.skipif(not NO_CUDA, reason="there is a CUDA device")
-def test_the_probe_says_in_one_line_that_there_is_no_cuda(tmp_path, capsys):
+def test_probe_without_cuda_fails_in_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         gpu_probe.main([str(tmp_path / "facts.json")])
     assert stopped.value.code == 2 and not list(tmp_path.iterdir())
     errors = capsys.readouterr().err
-    assert errors.startswith("error: --device cuda: found 0 CUDA devices") and errors.count("\n") == 1
+    assert errors.startswith("error: --device cuda") and errors.count("\n") == 1
 
 
-def test_the_probe_tells_versions_outside_of_the_range(monkeypatch):
+def test_probe_reports_versions_out_of_range(monkeypatch):
     assert gpu_probe.versions()["wrong"] == []
     version = importlib.metadata.version
     old = {"torch": "2.9.1", "mujoco-warp": "3.17.0", "warp-lang": "1.0"}
@@ -286,7 +286,7 @@ def test_the_probe_tells_versions_outside_of_the_range(monkeypatch):
     assert found["torch"] == "2.9.1" and [line.split(" ")[0] for line in found["wrong"]] == list(old)
 
 
-def test_the_loop_of_the_probe_has_five_turns():
+def test_probe_loop_runs_five_times():
     refill, count_down = gpu_probe.loop_kernels()
     with wp.ScopedDevice("cpu"):
         left, turns = wp.zeros(1, dtype=int), wp.zeros(1, dtype=int)
@@ -298,7 +298,7 @@ def test_the_loop_of_the_probe_has_five_turns():
     assert turns.numpy().tolist() == [15]
 
 
-def test_the_probe_sees_a_rollout_that_is_another_one(monkeypatch):
+def test_probe_detects_different_rollout(monkeypatch):
     lines = ["device=cpu", "num_envs=4", *gpu_check.TINY.overrides]
     assert gpu_probe.same_rollout(lines, "off")["wrong"] == []
     restore, calls = Collector.load_state_dict, itertools.count()
@@ -307,10 +307,10 @@ def test_the_probe_sees_a_rollout_that_is_another_one(monkeypatch):
     wrong = gpu_probe.same_rollout(lines, "off")["wrong"]
     assert [line.split(" and ")[0] for line in wrong] == ["captured", "replayed"]
     monkeypatch.setattr(Collector, "load_state_dict", lambda *_, **__: None)
-    assert gpu_probe.same_rollout(lines, "off")["wrong"][0].startswith("two eager rollouts are ")
+    assert gpu_probe.same_rollout(lines, "off")["wrong"][0].startswith("two eager rollouts")
 
 
-def test_the_facts_of_cuda_begin_with_the_cheap_and_decisive_ones():
+def test_cuda_facts_start_with_cheap_and_decisive_ones():
     names = list(gpu_probe.facts("cuda", 4096, []))
     assert names[:5] == [
         "versions",
@@ -325,7 +325,7 @@ def test_the_facts_of_cuda_begin_with_the_cheap_and_decisive_ones():
 
 @pytest.fixture
 def benches(monkeypatch) -> list[int]:
-    """Numbers of envs that were benched, for 40 s each; nothing is really run."""
+    """Numbers of envs passed to a fake bench that takes 40 s each."""
     called: list[int] = []
     clock = [0.0]
 
@@ -338,8 +338,8 @@ def benches(monkeypatch) -> list[int]:
         folder = Path(command[command.index("--out") + 1])
         folder.mkdir(exist_ok=True)
         row = {"name": "bare physics", "kind": "physics", "error": None, "settings": {}}
-        of_count = {"num_envs": count, "cases": [row], "number": called.count(count)}
-        (folder / "bench.json").write_text(json.dumps({"env_counts": [of_count]}))
+        part = {"num_envs": count, "cases": [row], "number": called.count(count)}
+        (folder / "bench.json").write_text(json.dumps({"env_counts": [part]}))
         return gpu_check.Ended(0, 40.0, False, "")
 
     monkeypatch.setattr(gpu_check, "run_process", run_process)
@@ -347,7 +347,7 @@ def benches(monkeypatch) -> list[int]:
     return called
 
 
-def test_the_bench_measures_what_is_judged_first_and_stops_in_time(tmp_path, benches, capsys):
+def test_bench_measures_judged_env_count_first_and_stops_in_time(tmp_path, benches, capsys):
     args = gpu_check.parse(["--baselines", "rsl_rl"])
     args.plan = replace(gpu_check.FULL, env_counts=(256, 1024, 4096, 16384, 65536))
     kept: list[Part] = []
@@ -355,13 +355,13 @@ def test_the_bench_measures_what_is_judged_first_and_stops_in_time(tmp_path, ben
     assert benches == [4096, 256, 1024]
     assert [each["num_envs"] for each in part["env_counts"]] == [256, 4096]
     assert part["skipped"] == [16384, 65536] and part["status"] == "failed"
-    assert part["error"] == "1024: CUDA error: out of memory (exit code 1)"
-    assert [len(each["env_counts"]) for each in kept] == [1, 2, 2], "kept after every number of envs"
+    assert part["error"].startswith("1024: CUDA error: out of memory")
+    assert [len(each["env_counts"]) for each in kept] == [1, 2, 2], "kept after each env count"
     assert {each["status"] for each in kept} == {"running"}
-    assert "no time was left for 16384, 65536 envs; try --resume" in capsys.readouterr().err
+    assert "16384, 65536 envs" in capsys.readouterr().err
 
 
-def test_a_report_is_completed_by_further_runs(tmp_path, monkeypatch, benches):
+def test_report_is_completed_by_further_runs(tmp_path, monkeypatch, benches):
     monkeypatch.setattr(gpu_check, "FULL", gpu_check.Plan(4096, (256, 1024, 4096), rounds=1, seconds=1.0, warm_up=1))
     monkeypatch.setattr(gpu_check, "TINY", gpu_check.FULL)
     out = tmp_path / "gpu.json"
@@ -376,11 +376,11 @@ def test_a_report_is_completed_by_further_runs(tmp_path, monkeypatch, benches):
     assert benches == [4096, 256] and parts["bench"]["skipped"] == [1024]
     for name in ("probe", "learn", "tests"):
         monkeypatch.setitem(gpu_check.RUN, name, lambda job: {"status": "ok", "error": None})
-    parts = run("--resume")  # what failed, what is missing, what was left out
+    parts = run("--resume")  # failed, missing and skipped parts
     assert benches == [4096, 256, 1024] and sorted(parts) == sorted(gpu_check.SHARE.keys() - {"more_tests"})
     assert parts["audit"]["status"] == "ok" and parts["bench"]["status"] == "failed"
     run("--resume")
-    assert benches == [4096, 256, 1024, 1024], "what failed is measured again, all else is complete"
+    assert benches == [4096, 256, 1024, 1024], "only failed measurements are repeated"
     parts = run("--resume")
     assert len(benches) == 4 and {part["status"] for part in parts.values()} == {"ok"}
     parts = run("--resume", "--parts", "bench", "--env-counts", "256")
@@ -396,14 +396,14 @@ def test_a_report_is_completed_by_further_runs(tmp_path, monkeypatch, benches):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"git": {"sha": "0", "dirty": False}}, "is of another git: it has {'sha': '0', 'dirty': False}, now "),
-        ({"overrides": ["compile=learner"]}, "is of another overrides: it has ['compile=learner'], now []"),
-        ({"environment": {"gpu": {"devices": [{"name": "Giant"}]}}}, "is of Giant, this is "),
+        ({"git": {"sha": "0", "dirty": False}}, "{'sha': '0', 'dirty': False}"),
+        ({"overrides": ["compile=learner"]}, "['compile=learner']"),
+        ({"environment": {"gpu": {"devices": [{"name": "Giant"}]}}}, "Giant"),
         ({"parts": 3}, "is not from benchmarks/gpu/gpu_check.py"),
         (None, "is not from benchmarks/gpu/gpu_check.py"),
     ],
 )
-def test_only_what_belongs_together_is_put_together(tmp_path, monkeypatch, capsys, change, line):
+def test_resume_rejects_report_of_other_code_settings_or_gpu(tmp_path, monkeypatch, capsys, change, line):
     out = tmp_path / "gpu.json"
     monkeypatch.setitem(gpu_check.RUN, "audit", lambda job: {"status": "ok", "error": None})
     arguments = ["--device", "cpu", "--parts", "audit", "--out", str(out)]
@@ -420,8 +420,8 @@ def test_only_what_belongs_together_is_put_together(tmp_path, monkeypatch, capsy
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupt_keeps_what_is_known(tmp_path, sent):
-    """Ctrl-C or the end of a batch job in the second part: the first one's results are on disk, nothing runs on."""
+def test_interrupt_keeps_finished_parts(tmp_path, sent):
+    """Interrupt in the second part: the first part's results are on disk and no process remains."""
     out = tmp_path / "gpu.json"
     arguments = ["--device", "cpu", "--parts", "tests,audit", "--out", out]
     command = [sys.executable, GPU_CHECK, *arguments]
@@ -441,7 +441,7 @@ def test_an_interrupt_keeps_what_is_known(tmp_path, sent):
     assert list(report["parts"]) == ["tests"] and not report["ok"]
 
 
-# Reading
+# Parsing
 
 
 PYTEST = """
@@ -456,15 +456,15 @@ tests/gpu/test_mjwarp_cuda.py::test_c ERROR                              [ 80%]
 tests/gpu/test_mjwarp_cuda.py::test_d """
 
 
-def test_the_line_of_a_part_tells_of_tests_that_were_all_skipped():
+def test_part_summary_shows_skipped_tests():
     skipped = {"status": "ok", "error": None, "passed": 0, "failed": 0, "skipped": 15}
     assert gpu_check.summary(skipped) == "ok, 0 passed, 0 failed, 15 skipped"
     assert gpu_check.summary({"status": "ok"}) == "ok"
-    # `skipped` of the bench is a list of numbers of envs, which it tells itself.
+    # The bench's `skipped` is a list of env counts, which it reports itself.
     assert gpu_check.summary({"status": "failed", "error": "8: no", "skipped": [4096]}) == "failed, 8: no"
 
 
-def test_tests_are_counted_even_if_pytest_was_ended():
+def test_tests_are_counted_if_pytest_was_killed():
     file = "tests/gpu/test_graph_cuda.py"
     assert gpu_check.read_tests(PYTEST) == {
         f"{file}::test_a[rollout-Ant]": "passed",
@@ -475,7 +475,7 @@ def test_tests_are_counted_even_if_pytest_was_ended():
     assert gpu_check.read_tests("No module named pytest") == {}
 
 
-def test_tests_that_did_not_end_go_on_behind_those_that_passed(tmp_path, monkeypatch):
+def test_unfinished_tests_resume_after_passed_ones(tmp_path, monkeypatch):
     started: list[list[str]] = []
     outputs = iter(
         [PYTEST, "tests/gpu/test_graph_cuda.py::test_a[step-Ant] PASSED\ntests/gpu/test_x.py::test_d PASSED"]
@@ -500,7 +500,7 @@ def test_tests_that_did_not_end_go_on_behind_those_that_passed(tmp_path, monkeyp
     assert (second["status"], second["passed"], second["failed"], second["skipped"]) == ("ok", 3, 0, 1)
 
 
-def test_decisive_tests_of_a_gpu_need_pytest_alone(tmp_path, monkeypatch):
+def test_decisive_gpu_tests_need_only_pytest(tmp_path, monkeypatch):
     (tmp_path / "beartype.py").write_text("raise ImportError('conftest.py needs it')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run, found = gpu_check.run_process, []
@@ -513,17 +513,17 @@ def test_decisive_tests_of_a_gpu_need_pytest_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "run_process", collect)
     gpu_check.run_tests(gpu_check.Job(gpu_check.parse([]), tmp_path, 120.0, {}, lambda part: None))
     assert 10 < len(found) < 25
-    assert any("does_what_eager_code_does[split" in test for test in found)
+    assert any("test_graph_equals_eager_code[split" in test for test in found)
 
 
-def test_a_test_of_a_gpu_that_passed_can_be_left_out_alone():
-    """`--deselect` takes beginnings of names: no name may be the beginning of another one."""
+def test_no_gpu_test_name_is_prefix_of_another():
+    """`--deselect` matches prefixes of names."""
     for file in (ROOT / "tests" / "gpu").glob("test_*.py"):
         names = sorted(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE))
         assert names and not [then for name, then in itertools.pairwise(names) if then.startswith(name)]
 
 
-def test_rows_are_read_while_they_are_written(tmp_path):
+def test_rows_are_read_while_being_written(tmp_path):
     assert gpu_check.run_rows(tmp_path) == []
     folder = tmp_path / "Ant" / "2026-01-31_12-00-00"
     folder.mkdir(parents=True)
@@ -544,19 +544,19 @@ def test_rows_are_read_while_they_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--parts", "audit,lern"], "unknown part 'lern'. Did you mean 'learn'? Available: probe, bench, learn"),
-        (["--device", "gpu"], "--device must be cuda, cuda:<index> or cpu, got gpu"),
-        (["--device", "cpu", "--env-counts", "8,many"], "--env-counts must be positive ints, got 8,many"),
-        (["--device", "cpu", "--budget-s", "0"], "--budget-s must be positive, got 0"),
-        (["--device", "cpu", "num_envs=7"], "num_envs=7: task and sizes are given; see --device, --env-counts"),
+        (["--parts", "audit,lern"], "'learn'"),
+        (["--device", "gpu"], "got gpu"),
+        (["--device", "cpu", "--env-counts", "8,many"], "got 8,many"),
+        (["--device", "cpu", "--budget-s", "0"], "--budget-s"),
+        (["--device", "cpu", "num_envs=7"], "num_envs=7"),
         pytest.param(
             ["--parts", "audit"],
-            "--device cuda: found 0 CUDA devices",
+            "--device cuda",
             marks=pytest.mark.skipif(not NO_CUDA, reason="there is a CUDA device"),
         ),
     ],
 )
-def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, arguments, line):
+def test_bad_input_is_rejected_in_one_line(capsys, tmp_path, monkeypatch, arguments, line):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
         gpu_check.main(arguments)

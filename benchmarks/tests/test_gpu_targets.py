@@ -1,4 +1,4 @@
-"""What is read from an audit, and what is judged, on invented results of CUDA."""
+"""Audit results and GPU targets, on invented CUDA results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNTS = (256, 1024, 4096, 16384, 65536)
 SIZES: dict[str, Any] = {"num_envs": 4096, "env_counts": COUNTS}
 
 
-def test_a_row_of_metrics_is_no_violation_and_all_else_is():
+def test_only_metrics_row_is_allowed_transfer():
     def phase(to_device=0, to_host=(0, 0), syncs=0, wall_s=1.0, busy_s=0.9, occupied_s=0.99):
         return {
             "to_device": {"count": bool(to_device), "bytes": to_device},
@@ -36,7 +36,7 @@ def test_a_row_of_metrics_is_no_violation_and_all_else_is():
     assert found["row_bytes"] == 104
     assert (found["busy"], found["occupied"]) == pytest.approx((0.9, 0.99))
     found = read(**clean, checkpoint=phase(to_host=(9, 9000), syncs=9))
-    assert (found["bytes_to_host"], found["syncs"]) == (0, 0), "saving is not part of a steady iteration"
+    assert (found["bytes_to_host"], found["syncs"]) == (0, 0), "checkpoints are no part of a steady iteration"
     found = read(**(clean | {"rollout": phase(to_device=64, to_host=(1, 8), syncs=3)}))
     assert (found["bytes_to_device"], found["bytes_to_host"], found["syncs"]) == (32, 4, 1.5)
     found = read(**(clean | {"log": phase(to_host=(4, 400), syncs=4)}))
@@ -117,7 +117,7 @@ def test_all_targets_met():
             {"env_counts": [each | {"training_over_physics": 0.69} for each in GOOD["bench"]["env_counts"]]},
             {"training over bare physics, 4096 envs"},
         ),
-        (  # physics that waits for Python is easy to keep up with
+        (  # physics that waits for Python is no valid reference
             "bench",
             {
                 "env_counts": [
@@ -129,19 +129,19 @@ def test_all_targets_met():
         ),
     ],
 )
-def test_what_misses_a_target(part, values, missed):
+def test_missed_targets_are_found(part, values, missed):
     found = judge(changed(part, **values))
     assert {name for name, ok in found.items() if not ok} == missed
     assert None not in found.values()
 
 
-def test_an_aim_is_no_failure_and_a_part_that_is_missing_is():
+def test_missed_aim_is_no_failure_but_missing_part_is():
     found = gpu_targets.check_targets(
         changed("learn", seconds_from_first_iteration=15.0), **SIZES, on_cuda=True, full=True
     )
     assert [each["name"] for each in found if each["ok"] is False and not each["aim"]] == []
     lines = gpu_targets.describe({"results": found, "parts": {}})
-    assert "not yet Ant's return 3000 [s], aim: 15, target <= 10  (14.0 s from the start of the process)" in lines
+    assert any(line.startswith("not yet Ant's return 3000 [s], aim: 15, target <= 10") for line in lines)
     assert not any(line.startswith("MISSED") for line in lines)
 
     without = {name: part for name, part in GOOD.items() if name != "tests"}
@@ -152,7 +152,7 @@ def test_an_aim_is_no_failure_and_a_part_that_is_missing_is():
     assert (last["ok"], last["value"], last["note"]) == (False, None, "it crashed")
 
 
-def test_what_is_not_as_it_should_be_is_told_fact_by_fact():
+def test_wrong_facts_are_listed_one_by_one():
     facts = {"versions": {"wrong": ["torch 2.9 is outside of >=2.11", "numpy 1 is outside of >=1.26"]}, "device": {}}
     facts |= {"bare physics": {"error": "RuntimeError: CUDA error: 700"}}
     parts = {"probe": {"status": "failed", "error": "bare physics", "facts": facts, "missing": ["training"]}}
@@ -166,7 +166,7 @@ def test_what_is_not_as_it_should_be_is_told_fact_by_fact():
     ]
 
 
-def test_small_sizes_are_compared_with_what_does_not_depend_on_size():
+def test_small_sizes_skip_size_dependent_targets():
     found = judge(GOOD, full=False)
     assert {name for name, ok in found.items() if ok is None} == {
         "device busy",

@@ -1,9 +1,10 @@
-"""Cases are measured in interleaved rounds; one that dies is a result with its error; ratios are within rounds."""
+"""Interleaved measurement rounds, failed cases, and ratios within rounds."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,14 +24,14 @@ FAKE_WORKER = [sys.executable, str(Path(__file__).with_name("fake_worker.py"))]
 
 @pytest.fixture
 def measure(tmp_path):
-    """All that `harness.measure` yields for cases with these specs."""
+    """Return a function that collects all results of `harness.measure` for specs of cases."""
 
     def run(*specs: dict[str, Any], rounds: int = 3) -> list[list[harness.Result]]:
         cases = [Case(spec.get("name", spec["kind"]), {"diary": str(tmp_path / "diary"), **spec}) for spec in specs]
         schedule = Rounds(number=rounds, seconds=1.0, warm_up=1)
-        said: list[str] = []
-        found = list(harness.measure(cases, schedule, command=FAKE_WORKER, environment=os.environ, say=said.append))
-        assert said[0] == f"starting {cases[0].name}" and said[-1] == f"round {rounds} of {rounds}"
+        lines: list[str] = []
+        found = list(harness.measure(cases, schedule, command=FAKE_WORKER, environment=os.environ, say=lines.append))
+        assert lines[0] == f"starting {cases[0].name}" and lines[-1] == f"round {rounds} of {rounds}"
         return found
 
     return run
@@ -48,7 +49,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_rounds_rotate_and_results_come_after_every_round(measure, tmp_path):
+def test_rounds_rotate_and_yield_results(measure, tmp_path):
     found = measure({"kind": "physics"}, {"kind": "env"}, {"kind": "policy"})
     warm_up, rounds = "physics env policy ", "physics env policy env policy physics policy physics env "
     assert (tmp_path / "diary").read_text() == warm_up + rounds
@@ -62,32 +63,32 @@ def test_rounds_rotate_and_results_come_after_every_round(measure, tmp_path):
     assert not any(alive(row["settings"]["pid"]) for row in found[-1])
 
 
-def test_a_case_that_dies_is_a_result_with_its_error(measure):
+def test_failed_case_is_a_result_with_error(measure):
     rows = by_name(
         measure(
             {"kind": "physics"},
-            {"kind": "baseline", "name": "never starts", "plan": {"start": "ConfigError: not for this task"}},
+            {"kind": "baseline", "name": "never starts", "plan": {"start": "ConfigError: unsupported task"}},
             {"kind": "baseline", "name": "raises", "plan": {"raise_at": 3}},
-            {"kind": "baseline", "name": "is killed", "plan": {"kill_at": 2}},
-            {"kind": "baseline", "name": "says so", "plan": {"speak_at": 4}},
+            {"kind": "baseline", "name": "killed", "plan": {"kill_at": 2}},
+            {"kind": "baseline", "name": "reports error", "plan": {"speak_at": 4}},
         )[-1]
     )
     assert rows["physics"]["error"] is None
     assert rows["physics"]["rounds"] == [200.0] * 3
-    assert rows["never starts"]["error"] == "ConfigError: not for this task"
-    assert rows["raises"]["error"] == "MemoryError: no room (exit code 1)"
-    assert rows["is killed"]["error"] == "chatter (signal 9)"
-    assert rows["says so"]["error"] == "ValueError: bad shape"
-    assert [rows[name]["rounds"] for name in ("never starts", "raises", "says so")] == [
+    assert rows["never starts"]["error"] == "ConfigError: unsupported task"
+    assert rows["raises"]["error"].startswith("MemoryError: no room")
+    assert rows["killed"]["error"] == "chatter (signal 9)"
+    assert rows["reports error"]["error"] == "ValueError: bad shape"
+    assert [rows[name]["rounds"] for name in ("never starts", "raises", "reports error")] == [
         [None] * 3,
         [200.0, None, None],
         [200.0, 200.0, None],
     ]
     assert rows["raises"]["over_physics"]["median"] == 1.0
-    assert rows["is killed"]["env_steps_per_s"] is None and rows["is killed"]["over_physics"] is None
+    assert rows["killed"]["env_steps_per_s"] is None and rows["killed"]["over_physics"] is None
 
 
-def test_an_interrupted_measurement_leaves_no_process():
+def test_interrupted_measurement_leaves_no_process():
     cases = [Case(kind, {"kind": kind}) for kind in ("physics", "env")]
     running = harness.measure(cases, Rounds(), command=FAKE_WORKER, environment=os.environ, say=lambda text: None)
     pids = [row["settings"]["pid"] for row in next(running)]
@@ -96,7 +97,7 @@ def test_an_interrupted_measurement_leaves_no_process():
     assert not any(alive(pid) for pid in pids)
 
 
-def test_ours_does_the_work_of_a_baseline_that_cannot_share_the_trunk(measure):
+def test_separate_trunks_are_measured_for_baselines_that_need_them(measure):
     training = {"kind": "training", "name": TRAINING, "trunk": "shared", "overrides": ["task=Ant"]}
     shared = {"kind": "baseline", "name": "shares", "trunk": "shared", "steps": 50}
     separate = {"kind": "baseline", "name": "cannot", "trunk": "separate", "steps": 25}
@@ -120,7 +121,7 @@ def test_ours_does_the_work_of_a_baseline_that_cannot_share_the_trunk(measure):
         ([], ["same", "fastest"], True, False),
     ],
 )
-def test_ours_is_compiled_beside_baselines_in_their_fastest_mode(monkeypatch, asked, modes, compiler, compiled):
+def test_our_training_is_compiled_against_fastest_baselines(monkeypatch, asked, modes, compiler, compiled):
     monkeypatch.setattr(harness, "has_compiler", lambda: compiler)
     cases = harness.training_cases(["task=Ant"], 64, on_mujoco=True, baselines=asked, modes=modes)
     found = {case.name: case.spec for case in cases}
@@ -128,7 +129,7 @@ def test_ours_is_compiled_beside_baselines_in_their_fastest_mode(monkeypatch, as
     assert not compiled or "compile=learner" in found[TRAINING_FASTEST]["overrides"]
 
 
-def test_a_baseline_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):
+def test_fastest_baseline_is_compared_to_our_fastest(measure):
     training = {"kind": "training", "name": TRAINING, "trunk": "shared", "overrides": ["task=Ant"], "mode": "same"}
     compiled = {**training, "name": TRAINING_FASTEST, "mode": "fastest", "steps": 200}
     baselines = [
@@ -146,12 +147,12 @@ def test_a_baseline_in_its_fastest_mode_is_compared_to_ours_in_its_own(measure):
     compared = {name: found[name]["ours"] for name in ("shares, same", "shares, fastest", "cannot, fastest")}
     assert list(compared.values()) == [TRAINING, TRAINING_FASTEST, TRAINING_FASTEST + SEPARATE]
     assert found["shares, fastest"]["ours_over_this"]["median"] == 4.0
-    # where ours was not compiled there is but one to compare with
+    # without a compiled case there is only one to compare with
     found = by_name(measure(training, baselines[1])[-1])
     assert found["shares, fastest"]["ours"] == TRAINING
 
 
-def test_what_a_trainer_takes_outside_of_the_environment_is_compared_within_rounds(measure):
+def test_trainer_overhead_is_compared_within_rounds(measure):
     training = {"kind": "training", "name": TRAINING, "trunk": "shared", "in_env": 0.4}
     baseline = {"kind": "baseline", "name": "baseline", "trunk": "shared", "in_env": 0.3, "plan": {"raise_at": 4}}
     rows = by_name(measure({"kind": "physics"}, training, baseline)[-1])
@@ -198,7 +199,7 @@ def example() -> list[harness.Result]:
     )
 
 
-def test_ratios_are_within_rounds_and_of_equal_work():
+def test_ratios_are_within_rounds_for_equal_work():
     found = by_name(example())
     assert found[TRAINING]["over_physics"] == {"median": 0.5, "min": 0.5, "max": 0.6}
     assert found["rsl_rl, same"]["ours"] == TRAINING + SEPARATE
@@ -221,13 +222,13 @@ def test_ratios_are_within_rounds_and_of_equal_work():
     assert summary["baseline_trainer_us_over_ours_range"] == [2.0, 4.0]
 
 
-def test_where_graphs_hold_the_step_the_trainers_own_is_the_difference_to_it():
+def test_with_graphs_trainer_overhead_is_difference_to_env_step():
     graph = "whole rollout and whole update (auto: CUDA device)"
 
-    def ours(of_env: str) -> dict[str, harness.Result]:
+    def ours(env_graph: str) -> dict[str, harness.Result]:
         training = row(TRAINING, "training", [200e3, 250e3], trunk="shared", graph=graph)
         baseline = row("skrl, same", "baseline", [100e3, 100e3], [5.0, 6.0], trunk="shared")
-        rows = [row("env step", "env", [400e3, None], graph=of_env), training, baseline]
+        rows = [row("env step", "env", [400e3, None], graph=env_graph), training, baseline]
         return by_name(harness.with_ratios(rows))
 
     found = ours(graph)
@@ -235,16 +236,16 @@ def test_where_graphs_hold_the_step_the_trainers_own_is_the_difference_to_it():
     assert found[TRAINING]["trainer_us_by_difference"] and not found["skrl, same"]["trainer_us_by_difference"]
     assert found["skrl, same"]["trainer_us_over_ours"]["median"] == pytest.approx(2.0)
     assert found["env step"]["trainer_us"] is None
-    # A step outside of a graph waits for Python, as the one within the training's does not.
+    # A step outside of a graph waits for Python, unlike the step in the training's graph.
     found = ours("off (the rollout cannot be captured)")
     assert found[TRAINING]["trainer_us"] is None and found["skrl, same"]["trainer_us_over_ours"] is None
 
 
-def test_nothing_measured_is_no_key():
+def test_summary_without_measurements_is_empty():
     assert harness.summary([row("+ training", "training", [None])]) == {}
 
 
-def test_markdown_is_a_table_for_each_env_count():
+def test_markdown_has_table_per_env_count():
     gpu = {"driver": "600.1", "devices": [{"name": "NVIDIA H200", "memory_gb": 150.0}]}
     result = {
         "command": "python benchmarks/bench.py task=Ant",
@@ -263,18 +264,18 @@ def test_markdown_is_a_table_for_each_env_count():
     }
     text = harness.markdown(result)
     assert "commit 0123456789 with local changes" in text
-    assert "2 CPUs of EPYC, 25.3 GB, NVIDIA H200 (driver 600.1); mujoco on cpu; Python 3.11.7, torch 2.13.0" in text
+    assert "2 CPUs of EPYC, 25.3 GB, NVIDIA H200 (driver 600.1)" in text and "torch 2.13.0" in text
     assert text.count("\n| case ") == 2 and "\n## 8 envs\n" in text and "\n## 16 envs\n" in text
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| +")]
     assert lines[1] == ["+ training", "60", "50 to 100", "0.50", "", "4.00", "1,234 MB", "simulate 60 %, update 40 %"]
-    assert "\n- compared to ours with separate trunks, as they have them: rsl_rl, same\n" in text
-    assert "\n- our networks run in bf16, not so: rsl_rl, same (fp32)\n" in text
+    assert re.search(r"^- .*separate trunks.*: rsl_rl, same$", text, re.MULTILINE)
+    assert re.search(r"^- .*bf16.*: rsl_rl, same \(fp32\)$", text, re.MULTILINE)
     assert "\n- sb3, same: RuntimeError: gone\n" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(line) for line in table[: len(example()) + 2]}) == 1  # padded
 
 
-def test_the_picture_has_a_line_for_each_case_that_was_measured():
+def test_plot_has_line_per_measured_case():
     figures = pytest.importorskip("matplotlib.figure")
     parts = [{"num_envs": count, "cases": example()} for count in (256, 1024)]
     figure = harness.draw({"task": "Ant", "environment": {"cpu": {"available": 2}}, "env_counts": parts}, figures)
@@ -282,33 +283,31 @@ def test_the_picture_has_a_line_for_each_case_that_was_measured():
     assert labels == [row["name"] for row in example() if row["env_steps_per_s"]]
 
 
-def test_baselines_are_those_that_are_installed(monkeypatch):
+def test_choose_baselines_selects_installed_ones(monkeypatch):
     there = {"rsl_rl", "stable_baselines3"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
     assert baselines.choose_baselines("all") == (["rsl_rl", "sb3"], ["skrl", "rl_games"])
     assert baselines.choose_baselines("none") == ([], [])
     assert baselines.choose_baselines("sb3,sb3") == (["sb3"], [])
-    with pytest.raises(ConfigError, match=r"not installed: skrl. Try pip install 'skrl~="):
+    with pytest.raises(ConfigError, match=r"skrl.*pip install 'skrl~="):
         baselines.choose_baselines("sb3,skrl")
-    with pytest.raises(ConfigError, match=r"unknown baseline 'rslrl'. Did you mean 'rsl_rl'\?"):
+    with pytest.raises(ConfigError, match=r"'rslrl'.*'rsl_rl'"):
         baselines.choose_baselines("rslrl")
 
 
-def test_an_error_is_one_line():
-    assert worker.one_line(ConfigError("sim=mujoco runs on the CPU only")) == (
-        "ConfigError: sim=mujoco runs on the CPU only"
-    )
+def test_worker_errors_are_one_line():
+    assert worker.one_line(ConfigError("no room")) == "ConfigError: no room"
     assert worker.one_line(RuntimeError("first\nlast")) == "RuntimeError: first"
 
 
 @pytest.mark.parametrize(("task", "trunk"), [("Cartpole", "shared"), ("Trifinger", "separate")])
-def test_a_critic_with_observations_of_its_own_has_a_trunk_of_its_own(task, trunk):
+def test_critic_with_own_observations_has_separate_trunk(task, trunk):
     overrides = [f"task={task}", "num_envs=2", "device=cpu", "ppo.horizon=2"]
     with worker._trainer(scratch_training(overrides), learns=False) as ours:
         assert ours.settings["trunk"] == trunk
 
 
-def test_graphs_are_captured_before_anything_is_measured():
+def test_graphs_are_captured_before_measurement():
     done: list[int] = []
 
     def captured(mode: str) -> int:

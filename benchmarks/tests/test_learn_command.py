@@ -1,4 +1,4 @@
-"""`benchmarks/bench.py learn` as a user runs it: real trainings that stop at a threshold or in time, and continue."""
+"""Command line of `benchmarks/bench.py learn`: trainings that stop at a threshold or by time, and resume."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def outcomes(folder: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_training_stops_by_time_continues_and_stops_at_the_threshold(folder):
-    # More than Cartpole can give, in no time: it is stopped, with a checkpoint.
+def test_training_stops_by_time_and_resumes_to_threshold(folder):
+    # An unreachable return in almost no time: stops by time, with a checkpoint.
     learn(folder, "Cartpole", threshold=600.0, minutes=0.01)
     [first] = outcomes(folder)
     assert not first["reached"] and first["env_steps"] > 0 and (folder / first["run"] / "checkpoints/last.pt").is_file()
 
-    # The same training continues, and ends at the threshold.
-    threshold = 60.0 + (first["best_return"] or 0.0)  # not yet reached, however late it was stopped
+    # The same training continues and ends at the threshold.
+    threshold = 60.0 + (first["best_return"] or 0.0)  # above anything reached so far
     done = learn(folder, "Cartpole", threshold=threshold)
     [second] = outcomes(folder)
     assert second["run"] == first["run"] and second["reached"]
@@ -68,17 +68,17 @@ def test_a_training_stops_by_time_continues_and_stops_at_the_threshold(folder):
 
     page = (folder / "docs" / "benchmarks.md").read_text()
     row = next(line for line in done.stdout.splitlines() if line.startswith("|`Cartpole`"))
-    assert f"{row}\n\n1 seed of each task." in page and "nothing yet" not in page
+    assert f"{row}\n\n1 seed " in page and "nothing yet" not in page
     assert "|`device=cpu num_envs=64 ppo.minibatch_size=1024`|" in row and page.endswith(
         "\n<!-- /learn -->\n\nThe end.\n"
     )
     assert (folder / "benchmarks" / "learn" / "tasks.png").read_bytes().startswith(b"\x89PNG")
 
-    # What has been reached is not trained again.
+    # Reached goals are not trained again.
     learn(folder, "Cartpole", threshold=threshold)
     assert outcomes(folder) == [second]
 
-    # Nor is it believed when the threshold is another and its run is not here, as in a fresh clone.
+    # A changed threshold is judged by the recorded curve if the run is missing, as in a fresh clone.
     shutil.move(folder / "runs", folder / "elsewhere")
     learn(folder, "--table", threshold=600.0)
     [third] = outcomes(folder)
@@ -88,13 +88,13 @@ def test_a_training_stops_by_time_continues_and_stops_at_the_threshold(folder):
     assert outcomes(folder) == [second]
 
 
-def test_a_training_is_begun_again_when_any_setting_is_another():
+def test_changed_settings_restart_training():
     goal = Goal(task="Cartpole", threshold=100.0)
     recipe, settings = bench.composed(goal, "auto")
     first = bench.begin(goal, 1, None, recipe, settings)
     first.seconds = 20.0
     assert bench.begin(goal, 1, first, recipe, settings) == first
-    first.settings = ""  # of an older version
+    first.settings = ""  # written by an older version
     assert bench.begin(goal, 1, first, recipe, settings).seconds == 20.0
     first.settings = "another yaml"
     assert bench.begin(goal, 1, first, recipe, settings).seconds == 0.0
@@ -106,20 +106,20 @@ def test_a_training_is_begun_again_when_any_setting_is_another():
     assert hashes[0] == hashes[2] != hashes[1]
 
 
-def test_random_actions_have_the_settings_of_the_goal():
+def test_random_return_uses_settings_of_goal():
     short = Goal(task="Cartpole", threshold=1.0, overrides=("task.episode_length=2", "num_envs=8"))
     whole = Goal(task="Cartpole", threshold=1.0)
     assert bench.random_return(short, "full") <= 2.0 < bench.random_return(whole, "full")
 
 
-def test_a_goal_has_an_outcome_for_each_recipe():
+def test_goal_has_outcome_per_recipe():
     goal = Goal(task="Go1Velocity", threshold=1.0)
     quick, full = bench.composed(goal, "quick"), bench.composed(goal, "full")
     assert (quick[0], full[0]) == ("quick", "full") and quick[1] != full[1]
     assert bench.begin(goal, 1, None, *quick).recipe == "quick"
 
 
-def test_ctrl_c_stops_what_runs_begins_nothing_more_and_keeps_what_was_trained(folder, tmp_path):
+def test_ctrl_c_stops_all_trainings_and_keeps_results(folder, tmp_path):
     (tmp_path / "learn.yaml").write_text(
         "Cartpole: {threshold: 9999, overrides: [device=cpu, num_envs=16, ppo.minibatch_size=256]}\n"
         "Pendulum: {threshold: 9999}\n"
@@ -131,27 +131,28 @@ def test_ctrl_c_stops_what_runs_begins_nothing_more_and_keeps_what_was_trained(f
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted: what runs is stopped" in errors and "Traceback" not in errors
+    assert process.returncode == 130 and "interrupted" in errors and "Traceback" not in errors
     assert not (tmp_path / "runs" / "learn-Pendulum").exists()
     [found] = json.loads((tmp_path / "tasks.json").read_text())["outcomes"]
     assert found["env_steps"] > 0 and (Path(found["run"]) / "checkpoints" / "last.pt").is_file()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "word"),
     [
-        (("Cartpol",), "error: no goal for Cartpol in benchmarks/learn/learn.yaml; it has Cartpole, Pendulum"),
-        (("Cartpole", "--seeds", "a"), "error: --seeds must be ints such as 1,2,3, got a"),
-        (("Cartpole", "--jobs", "0"), "error: --jobs must be at least 1, got 0"),
-        (("Cartpole", "--minutes", "-1"), "error: --minutes must be positive, got -1"),
+        (("Cartpol",), "Cartpole, Pendulum"),
+        (("Cartpole", "--seeds", "a"), "--seeds"),
+        (("Cartpole", "--jobs", "0"), "--jobs"),
+        (("Cartpole", "--minutes", "-1"), "--minutes"),
     ],
 )
-def test_bad_input_is_one_line(folder, arguments, message):
+def test_bad_input_is_rejected_in_one_line(folder, arguments, word):
     done = learn(folder, *arguments, check=False)
-    assert done.returncode == 2 and done.stderr.strip() == message
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert word in done.stderr
 
 
-def test_a_training_that_fails_is_told_and_the_others_continue(folder):
+def test_failed_training_is_reported_and_others_continue(folder):
     goals = folder / "benchmarks" / "learn" / "learn.yaml"
     goals.write_text(
         "Cartpole: {threshold: 10, overrides: [device=cpu, num_env=3]}\n"
@@ -159,6 +160,6 @@ def test_a_training_that_fails_is_told_and_the_others_continue(folder):
         "Pendulum: {threshold: 10, overrides: [num_envs=-3]}\n"
     )
     done = run_command(sys.executable, BENCH, "learn", cwd=folder, check=False)
-    assert "num_env'" in done.stderr and "error: unknown task 'Nothing'" in done.stderr
-    assert "error: training Pendulum failed: " in done.stderr and "num_envs" in done.stderr
+    assert "num_env'" in done.stderr and "'Nothing'" in done.stderr
+    assert "training Pendulum" in done.stderr and "num_envs" in done.stderr
     assert done.returncode == 1

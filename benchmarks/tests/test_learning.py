@@ -1,4 +1,4 @@
-"""The learning benchmark: what is concluded from a run's rows, and what is told about it."""
+"""Learning benchmark: outcomes from rows of a run, and their report."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_rows(folder: Path, returns: Sequence[float | None], counts: Sequence[i
     return folder
 
 
-def test_the_first_time_at_the_threshold_counts_and_the_best_is_kept(tmp_path):
+def test_first_time_at_threshold_and_best_return_are_kept(tmp_path):
     run = write_rows(tmp_path, [None, 10.0, 101.0, 150.0, 90.0])
     found = measure_run(outcome(), run)
     assert found.reached and found.env_steps_to_threshold == 3000 and found.seconds_to_threshold == 7.5
@@ -57,7 +57,7 @@ def test_the_first_time_at_the_threshold_counts_and_the_best_is_kept(tmp_path):
     assert found.curve == [[0.002, 5.0, 10.0], [0.003, 7.5, 101.0], [0.004, 10.0, 150.0], [0.005, 12.5, 90.0]]
 
 
-def test_measuring_again_begins_from_nothing(tmp_path):
+def test_measuring_again_starts_from_scratch(tmp_path):
     found = measure_run(outcome(), write_rows(tmp_path, [10.0, 120.0]))
     found.threshold = 130.0
     measure_run(found, tmp_path)
@@ -66,7 +66,7 @@ def test_measuring_again_begins_from_nothing(tmp_path):
     assert found.env_steps_to_threshold == 3000
 
 
-def test_a_row_that_is_being_written_is_left_out(tmp_path):
+def test_incomplete_row_is_left_out(tmp_path):
     run = write_rows(tmp_path, [10.0, 20.0])
     for half_written in ("3,30", "3,3000,7.5,30.0,100,1,0."):  # the second has all columns
         run = write_rows(tmp_path, [10.0, 20.0])
@@ -76,7 +76,7 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path):
         assert found.env_steps == 2000 and found.final_return == 20.0 and found.stats == {"level": 0.2}
 
 
-def test_a_mean_of_few_episodes_is_no_record_reaches_nothing_and_is_not_drawn(tmp_path):
+def test_mean_of_few_episodes_is_ignored(tmp_path):
     found = measure_run(outcome(), write_rows(tmp_path, [150.0, 120.0, 50.0, 60.0], [1, 99, 100, 100]))
     assert not found.reached and found.best_return == 60.0
     assert [point[2] for point in found.curve] == [50.0, 60.0] and found.episodes == 100
@@ -85,7 +85,7 @@ def test_a_mean_of_few_episodes_is_no_record_reaches_nothing_and_is_not_drawn(tm
     draw([found], matplotlib.figure)
 
 
-def test_a_new_threshold_holds_although_the_rows_are_gone():
+def test_new_threshold_applies_without_rows():
     curve = [[0.1, 10.0, 20.0], [0.3, 30.0, 70.0], [0.5, 50.0, 90.0]]
     known = outcome(threshold=60.0, reached=True, best_return=95.0, curve=curve, env_steps=5e5, seconds=50.0)
     hold_against(known, 200.0)
@@ -94,26 +94,26 @@ def test_a_new_threshold_holds_although_the_rows_are_gone():
     assert known.reached and (known.env_steps_to_threshold, known.seconds_to_threshold) == (5e5, 50.0)
     hold_against(known, 60.0)
     assert (known.env_steps_to_threshold, known.seconds_to_threshold) == (3e5, 30.0)
-    hold_against(known, 93.0)  # between two points that are kept: at the end, not too early
+    hold_against(known, 93.0)  # between two kept points: at the end, not too early
     assert known.reached and known.seconds_to_threshold == 50.0
-    nothing = outcome()
-    hold_against(nothing, 1.0)
-    assert not nothing.reached
+    empty = outcome()
+    hold_against(empty, 1.0)
+    assert not empty.reached
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_end(tmp_path):
+def test_long_curve_is_thinned_and_keeps_its_end(tmp_path):
     found = measure_run(outcome(), write_rows(tmp_path, [float(i) for i in range(1, 1001)]))
     assert POINTS // 2 < len(found.curve) <= POINTS and found.curve[-1] == [1.0, 2500.0, 1000.0]
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_outcomes_round_trip(tmp_path):
     several = [outcome(task="Walker2d", seed=2), outcome(task="Ant", seed=2), outcome(task="Ant", stats={"level": 1.5})]
     write_outcomes(tmp_path / "tasks.json", several)
     assert read_outcomes(tmp_path / "tasks.json") == [several[2], several[1], several[0]]
     assert read_outcomes(tmp_path / "nothing.json") == []
 
 
-def test_the_table_tells_medians_and_what_is_not_reached():
+def test_table_shows_medians_and_missed_goals():
     reached = {"reached": True, "env_steps": 5e6, "seconds": 100.0, "final_return": 120.0, "random_return": 3.2}
     lines = table(
         [
@@ -136,7 +136,7 @@ def test_the_table_tells_medians_and_what_is_not_reached():
     assert lines[5] == "" and "1 to 2 seeds" in lines[6]
 
 
-def test_where_less_than_half_of_the_seeds_reach_the_goal_the_table_tells_their_ends():
+def test_table_shows_end_if_most_seeds_miss_goal():
     first = outcome(
         seed=1, reached=True, env_steps=2e6, seconds=60.0, env_steps_to_threshold=1e6, seconds_to_threshold=30.0
     )
@@ -144,7 +144,7 @@ def test_where_less_than_half_of_the_seeds_reach_the_goal_the_table_tells_their_
     assert "|100 (1 of 3 seeds)|5.0 M|10 min|" in table([first, *ends], {})[2]
 
 
-def test_the_time_of_what_was_done_before_counts():
+def test_preparation_time_counts():
     times = [(10.0, 100.0), (20.0, 20.0), (100.0, 10.0)]
     seeds = [
         outcome(reached=True, env_steps_to_threshold=1e6, seconds_to_threshold=spent, prepare_seconds=before)
@@ -153,12 +153,12 @@ def test_the_time_of_what_was_done_before_counts():
     assert "|110 s|" in table(seeds, {})[2]
 
 
-def test_each_seed_has_files_of_its_own():
+def test_each_seed_has_separate_files():
     goal = Goal(task="Ant", threshold=1.0, overrides=("a=x-{seed}.npz",), prepare=("make.py x-{seed}.npz",))
     assert goal.for_seed(3) == Goal(task="Ant", threshold=1.0, overrides=("a=x-3.npz",), prepare=("make.py x-3.npz",))
 
 
-def test_the_table_has_the_metrics_of_the_task():
+def test_table_shows_metrics_of_task():
     shown = {"successes": "{:.1f} goals per episode", "error": "{:.0%} off"}
     goals = {"Ant": Goal(task="Ant", threshold=1.0, success=shown)}
     seeds = [outcome(seed=seed, stats={"successes": 2.0 * seed, "other": 3.0}) for seed in (1, 2)]
@@ -172,7 +172,7 @@ def test_the_table_has_the_metrics_of_the_task():
     assert row.startswith("|`Ant` (quick)|") and "|3.0 goals per episode, 25% off; in the full task 50% off|" in row
 
 
-def test_a_number_of_whole_episodes_is_the_newest_that_is_known(tmp_path):
+def test_episode_statistic_is_newest_known_value(tmp_path):
     lines = ["iteration,env_steps,time/elapsed_s,episode/return,episode/count,task/success"]
     lines += [f"{i},{i},{i},1.0,100,{'' if i % 4 else i / 100}" for i in range(1, 31)]
     (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
@@ -186,8 +186,8 @@ def write_successes(folder: Path, rows: Sequence[tuple[float | None, int]]) -> P
     return folder
 
 
-def test_a_number_of_the_task_is_judged_by_its_last_100_episodes(tmp_path):
-    # The 40 lucky ones are too few, and so are 60 of 110; 1.0 of 60 and 0.2 of 50 are 0.64. Returns say nothing.
+def test_task_statistic_is_averaged_over_100_episodes(tmp_path):
+    # 40 episodes are too few, and 60 of 110 too; 1.0 of 60 and 0.2 of 50 give 0.64. Returns do not count.
     rows = [(1.0, 40), (None, 0), (0.0, 50), (1.0, 60), (0.2, 50), (None, 30)]
     found = measure_run(outcome(threshold=0.6, stat="success"), write_successes(tmp_path, rows))
     assert (found.reached, found.env_steps_to_threshold, found.seconds_to_threshold) == (True, 5, 10)
@@ -195,15 +195,15 @@ def test_a_number_of_the_task_is_judged_by_its_last_100_episodes(tmp_path):
     found = measure_run(outcome(threshold=0.65, stat="success"), tmp_path)
     assert not found.reached and found.seconds_to_threshold is None
     found = measure_run(outcome(threshold=0.5, stat="success"), write_successes(tmp_path, rows[:1]))
-    assert not found.reached and found.stats == {"success": 1.0}, "of too few episodes, and told as it is"
+    assert not found.reached and found.stats == {"success": 1.0}, "too few episodes, but still reported"
     assert not measure_run(outcome(threshold=0.5, stat="elsewhere"), tmp_path).reached
 
 
-def test_of_a_number_of_the_task_only_the_end_is_left_where_the_rows_are_gone():
+def test_without_rows_only_final_task_statistic_is_known():
     kept = {"best_return": 900.0, "env_steps": 5e5, "seconds": 50.0, "curve": [[0.1, 10.0, 900.0]]}
     known = outcome(threshold=600.0, reached=True, stats={"success": 0.7}, **kept)
     hold_against(known, 0.5, "success")
-    assert not known.reached, "0.7 may be of a few episodes"
+    assert not known.reached, "0.7 may cover only a few episodes"
     judged = outcome(threshold=0.5, stat="success", reached=True, stats={"success": 0.7}, **kept)
     hold_against(judged, 0.4, "success")
     assert (judged.reached, judged.env_steps_to_threshold, judged.seconds_to_threshold) == (True, 5e5, 50.0)
@@ -215,19 +215,17 @@ def test_of_a_number_of_the_task_only_the_end_is_left_where_the_rows_are_gone():
     assert known.reached and known.stat == "" and known.seconds_to_threshold == 10.0
 
 
-def test_a_threshold_of_a_number_of_the_task_is_told_with_its_name():
+def test_threshold_of_task_statistic_shows_its_name():
     short = outcome(threshold=0.5, stat="success", final_return=900.0, stats={"success": 0.0639}, env_steps=1e6)
     assert table([short], {})[2].startswith("|`Ant`|`success` 0.5 (0 of 1 seeds)|1.0 M|")
     text = "Ant recipe full seed 1: return 900, `success` 0.064, below `success` 0.5, after 1.0 M steps"
     assert describe(short) == text
     short.reached, short.env_steps_to_threshold, short.seconds_to_threshold = True, 1e6, 9.0
-    assert (
-        describe(short) == "Ant recipe full seed 1: `success` 0.5 after 1.0 M steps, 9 s; return 900, `success` 0.064"
-    )
+    assert describe(short).startswith("Ant recipe full seed 1: `success` 0.5 after 1.0 M steps, 9 s; ")
     draw([short], matplotlib.figure)
 
 
-def test_only_what_is_between_the_marks_is_replaced():
+def test_fill_replaces_only_text_between_marks():
     text = "before\n<!-- learn -->\nold\n<!-- /learn -->\nafter\n"
     assert fill(text, ["a", "b"]) == "before\n<!-- learn -->\na\nb\n<!-- /learn -->\nafter\n"
     assert fill("no marks\n", ["a"]) == "no marks\n"
@@ -239,17 +237,14 @@ def test_only_what_is_between_the_marks_is_replaced():
         ("Ant: {treshold: 3}", "unknown key .Ant.treshold.*Ant.threshold"),
         ("Ant: [", "cannot read"),
         ("Ant: {minutes: 3}", "missing key .Ant.threshold"),
-        ("[Ant, Hopper]", "expected <task>: {threshold: ..., minutes: ...}, got list"),
-        ("Ant: 3000", "expected Ant: {threshold: ..., minutes: ...}, got int"),
-        (
-            "Ant: {threshold: {}}",
-            "Ant.threshold must be a return or one number of the task, got {}; try {success: 0.5}",
-        ),
-        ("Ant: {threshold: {a: 1, b: 2}}", "Ant.threshold must be a return or one number of the task, got {'a': 1.0, "),
-        ("Ant: {threshold: {success: half}}", r"Ant\.threshold: expected a number or a section"),
+        ("[Ant, Hopper]", "got list"),
+        ("Ant: 3000", "got int"),
+        ("Ant: {threshold: {}}", r"Ant\.threshold.*got {}"),
+        ("Ant: {threshold: {a: 1, b: 2}}", r"Ant\.threshold.*got {'a': 1\.0, "),
+        ("Ant: {threshold: {success: half}}", r"Ant\.threshold: expected a number"),
     ],
 )
-def test_wrong_goals_are_one_line(tmp_path, text, message):
+def test_wrong_goals_are_rejected_in_one_line(tmp_path, text, message):
     file = tmp_path / "learn.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message) as error:
@@ -257,7 +252,7 @@ def test_wrong_goals_are_one_line(tmp_path, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_the_page_shows_the_committed_data():
+def test_page_shows_committed_data():
     root = paths.checkout()
     assert root is not None
     goals = read_goals(root / "benchmarks" / "learn" / "learn.yaml")
@@ -268,7 +263,7 @@ def test_the_page_shows_the_committed_data():
         assert found.task in goals and found.environment["git"]["sha"], found.task
         assert (found.threshold, found.stat) == goals[found.task].judged, found.task
         if found.stat:
-            # What was reached may be a little lower at the end.
+            # A reached value may be slightly lower at the end.
             assert found.reached or found.stats.get(found.stat, 0.0) < found.threshold, found.task
         elif found.reached:
             assert found.best_return is not None and found.best_return >= found.threshold, found.task
@@ -278,7 +273,7 @@ def test_the_page_shows_the_committed_data():
         assert json.dumps(found.curve) and found.random_return is not None
 
 
-# A training as train_to sees it: a process that writes a run folder, until it is asked to stop.
+# Stand-in for a training: writes a run folder until it gets SIGTERM.
 TRAINER = """\
 import json, pathlib, signal, sys, time
 values = dict(text.split("=", 1) for text in sys.argv[2:])
@@ -319,7 +314,7 @@ def train(tmp_path, monkeypatch):
     return train
 
 
-def test_a_training_keeps_to_its_share_of_the_cpus(train, monkeypatch):
+def test_training_is_pinned_to_its_cpus(train, monkeypatch):
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("CPUs cannot be shared out here")
     pinned = []
@@ -328,19 +323,19 @@ def test_a_training_keeps_to_its_share_of_the_cpus(train, monkeypatch):
     assert pinned == [(True, {0})]
 
 
-def test_what_a_training_reads_is_made_before_it_begins(train, tmp_path):
+def test_preparation_runs_before_training(train, tmp_path):
     (tmp_path / "make.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('made')")
     made = train("trains", outcome(), prepare=(f"{tmp_path}/make.py {tmp_path}/made",))
     assert (tmp_path / "made").read_text() == "made"
     assert made.prepare_seconds > 0.0
-    with pytest.raises(ConfigError, match=r"python .*/nothing.py failed: .*No such file"):
+    with pytest.raises(ConfigError, match=r"/nothing\.py .*No such file"):
         train("trains", outcome(), prepare=(f"{tmp_path}/nothing.py",))
     (tmp_path / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
     with pytest.raises(ConfigError, match=r"python .*/killed.py failed: SIGKILL"):
         train("trains", outcome(), prepare=(f"{tmp_path}/killed.py",))
 
 
-def test_a_command_before_the_training_is_stopped_too(train, tmp_path):
+def test_preparation_can_be_stopped(train, tmp_path):
     (tmp_path / "long.py").write_text("import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)")
     stop, begun = threading.Event(), tmp_path / "begun"
 
@@ -353,36 +348,36 @@ def test_a_command_before_the_training_is_stopped_too(train, tmp_path):
     assert train("trains", outcome(), prepare=(f"{tmp_path}/long.py {begun}",), stop=stop).run == ""
 
 
-def test_a_training_that_fails_late_is_told_and_not_forgotten(train, tmp_path):
+def test_late_failure_is_reported_and_recorded(train, tmp_path):
     found = outcome()
-    with pytest.raises(ConfigError, match="training Ant failed: out of memory; see"):
-        train("fails", found, minutes=60.0)  # it ends by itself: nothing asks it to stop while it fails
+    with pytest.raises(ConfigError, match=r"Ant.*: out of memory"):
+        train("fails", found, minutes=60.0)  # ends by itself, without a stop request
     assert found.run == str(tmp_path / "learn-Ant" / "run") and found.final_return == 3.0
     assert found.environment["cpu"] == {"available": 1}
 
 
-def test_a_training_that_does_not_stop_is_killed_and_not_forgotten(train, monkeypatch):
+def test_unresponsive_training_is_killed_and_recorded(train, monkeypatch):
     monkeypatch.setattr(learning, "STOP_S", 0.2)
     found = outcome()
-    with pytest.raises(ConfigError, match="did not stop within 0 s and was killed; it continues from its last"):
+    with pytest.raises(ConfigError, match="killed"):
         train("deaf", found)
     assert found.run and found.seconds == 5.0
 
 
-def test_a_training_can_be_stopped_early(train):
+def test_training_can_be_stopped_early(train):
     stop, found = threading.Event(), outcome()
     threading.Timer(0.5, stop.set).start()
     train("trains", found, minutes=60.0, stop=stop)
     assert not found.reached
 
 
-def test_the_run_of_a_training_is_the_one_with_its_seed(train, tmp_path):
+def test_run_of_training_is_found_by_seed(train, tmp_path):
     found = outcome(seed=2)
     other = tmp_path / "learn-Ant" / "other"
     other.mkdir(parents=True)
     (other / "metrics.csv").write_text("")
 
-    (other / "config.yaml").write_text("seed: 1\n")  # of a training beside it, and newer
+    (other / "config.yaml").write_text("seed: 1\n")  # of a concurrent training, and newer
     os.utime(other / "config.yaml", (2e9, 2e9))
     assert learning._new_run(tmp_path / "learn-Ant", 2, 0.0) is None
     assert learning._new_run(tmp_path / "learn-Ant", 1, 0.0) == other
@@ -390,7 +385,7 @@ def test_the_run_of_a_training_is_the_one_with_its_seed(train, tmp_path):
     assert found.run == str(tmp_path / "learn-Ant" / "run")
 
 
-def test_a_training_that_did_all_its_iterations_continues_with_more(train, tmp_path):
+def test_finished_training_continues_with_more_iterations(train, tmp_path):
     found = train("trains", outcome())
     run = Path(found.run)
     (run / "metrics.csv").write_text(
@@ -404,7 +399,7 @@ def test_a_training_that_did_all_its_iterations_continues_with_more(train, tmp_p
     assert (run / "words").read_text().split()[-3:-1] == ["max_iterations=10", f"log.dir={tmp_path}"]
 
 
-def test_a_training_continued_elsewhere_tells_both_machines(train, tmp_path):
+def test_training_on_two_machines_records_both(train, tmp_path):
     here, there = {"cpu": {"available": 1}, "gpu": None}, {"cpu": {"available": 4}, "gpu": None}
     run = tmp_path / "run"
     run.mkdir()

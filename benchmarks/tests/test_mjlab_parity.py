@@ -1,4 +1,4 @@
-"""Our velocity tasks beside recordings of mjlab's: the same observations, rewards and models at the same states."""
+"""Velocity tasks against recordings of mjlab: observations, rewards and models at the same states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def go1():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_term_agrees_with_mjlabs_or_has_a_reason(name):
+def test_terms_agree_with_mjlab_or_have_a_reason(name):
     rows = mjlab_parity.compare(name, mjlab_parity.read(name))
     assert [row for row in rows if not mjlab_parity.agrees(row)] == []
     strict = [row for row in rows if row["kind"] in ("actor", "reward") and "reason" not in row]
@@ -27,11 +27,11 @@ def test_every_term_agrees_with_mjlabs_or_has_a_reason(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_compiled_models_are_equal(name):
+def test_compiled_models_equal_mjlab_models(name):
     assert mjlab_parity.compare_models(name, mjlab_parity.read(name)) == []
 
 
-def test_the_states_stand_fall_and_touch_the_ground(go1):
+def test_recorded_states_cover_standing_falling_and_contact(go1):
     seen = go1["seen"]
     assert 0.2 < np.mean(seen["critic"]["foot_contact"]) < 0.8
     assert 0.05 < np.mean(seen["ends"]["fell_over"]) < 0.5
@@ -39,7 +39,7 @@ def test_the_states_stand_fall_and_touch_the_ground(go1):
         assert np.ptp(value) > 0.05, term
 
 
-def test_a_term_that_differs_is_told_by_its_name(monkeypatch, capsys, tmp_path, go1):
+def test_differing_terms_are_reported_by_name(monkeypatch, capsys, tmp_path, go1):
     changed = copy.deepcopy(go1)
     changed["seen"]["rewards"]["pose"][3] += 0.01
     changed["weights"]["upright"] = 1.5
@@ -47,15 +47,15 @@ def test_a_term_that_differs_is_told_by_its_name(monkeypatch, capsys, tmp_path, 
     monkeypatch.setattr(mjlab_parity, "read", lambda name: changed)
     monkeypatch.setattr("sys.argv", ["mjlab_parity.py", "--only", "go1", "--out", str(tmp_path / "out.json")])
     assert mjlab_parity.main() == 1
-    told = capsys.readouterr().out.rpartition("\n\n")[2].strip().splitlines()
-    assert [line.partition(":")[0] for line in told] == [
+    lines = capsys.readouterr().out.rpartition("\n\n")[2].strip().splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
         "go1 model",
         "go1 reward pose",
         "go1 weight upright",
     ]
 
 
-def test_models_are_compared_by_name_and_to_five_digits():
+def test_models_are_compared_by_name_to_five_digits():
     model = {"joint a": {"range": [0.0, 1.0]}, "site s": {"pos": [0.0]}}
     assert mjlab_models.differences(model, {"joint a": {"range": [0.0, 1.000001]}}) == []
     assert mjlab_models.differences({}, {"joint a": {"range": [0.0]}}) == [("joint a", "", False, True)]

@@ -1,4 +1,4 @@
-"""What the learning benchmark says of a task, over its seeds."""
+"""Results of the learning benchmark per task, over seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learn.learning import median_time, results
 
 
 def write(folder: Path, *times: float | None, **judged: Any) -> Path:
-    """Data of one task with a seed for each time to the threshold."""
+    """Write data of one task with one seed per time to the threshold."""
     common = {"task": "Ant", "recipe": "full", "threshold": 3000.0, "seconds": 900.0, "final_return": 2000.0}
     common |= {"stats": {}, **judged}
     machine = {"environment": {"cpu": {"available": 1}, "gpu": None}, "overrides": ["num_envs=64"]}
@@ -21,7 +21,7 @@ def write(folder: Path, *times: float | None, **judged: Any) -> Path:
     return folder / "tasks.json"
 
 
-def test_a_seed_that_did_not_reach_the_threshold_counts_as_the_longest():
+def test_seed_below_threshold_counts_as_longest():
     assert median_time([30.0, None, 10.0]) == 30.0
     assert median_time([30.0, None, None]) is None
     assert median_time([30.0]) == 30.0
@@ -35,13 +35,13 @@ def test_a_seed_that_did_not_reach_the_threshold_counts_as_the_longest():
         ([240.0, None, None], "2,000 of 3,000 in 15 min"),
     ],
 )
-def test_the_words_are_those_of_the_median_seed(tmp_path, times, result):
+def test_result_describes_median_seed(tmp_path, times, result):
     known = results(write(tmp_path, *times))["Ant"]["full"]
     assert (known.result, known.hardware, known.overrides) == (result, "1 CPU core", ["num_envs=64"])
 
 
 @pytest.mark.parametrize(("stats", "end"), [({"success": 0.0639}, "0.064"), ({}, "?")])
-def test_a_task_is_told_by_the_number_that_it_is_judged_by(tmp_path, stats, end):
+def test_result_uses_statistic_of_goal(tmp_path, stats, end):
     judged = {"stat": "success", "threshold": 0.5, "stats": stats}
     assert results(write(tmp_path, None, **judged))["Ant"]["full"].result == f"success {end} of 0.5 in 15 min"
     assert results(write(tmp_path, 400.0, **judged))["Ant"]["full"].result == "success 0.5 in 7 min"

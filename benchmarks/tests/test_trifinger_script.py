@@ -1,4 +1,4 @@
-"""The script that solves Trifinger: what it computes, and that it does better than zero actions."""
+"""Scripted solution of Trifinger: its kinematics, and success compared to zero actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make(num_envs: int, **task: object) -> VecEnv:
     return env
 
 
-def test_the_controller_only_reads_and_its_actions_are_within_limits():
+def test_controller_only_reads_state_and_respects_action_limits():
     env = make(2)
     act = trifinger.controller(env.task)
     env.step(act())
@@ -40,7 +40,7 @@ def test_the_controller_only_reads_and_its_actions_are_within_limits():
     env.close()
 
 
-def test_joint_angles_put_the_tips_where_they_are_wanted():
+def test_joint_angles_invert_fingertip_positions():
     env = make(8)
     low, high = torch.tensor([-0.3, 0.4, -2.2]).repeat(3), torch.tensor([0.6, 1.3, -0.4]).repeat(3)
     angles = torch.lerp(low, high, torch.rand(8, 9, generator=torch.Generator().manual_seed(1)))
@@ -52,7 +52,7 @@ def test_joint_angles_put_the_tips_where_they_are_wanted():
     env.close()
 
 
-def test_weight_torque_is_mujocos():
+def test_weight_torque_equals_mujoco():
     task = gpusim_rl.make_env("Trifinger", num_envs=1, device="cpu").task
     model = Trifinger.scene(task.cfg).model
     data = mujoco.MjData(model)
@@ -66,7 +66,7 @@ def test_weight_torque_is_mujocos():
 
 
 @pytest.mark.slow
-def test_the_script_does_better_than_zero_actions():
+def test_script_outperforms_zero_actions():
     def success(scripted: bool) -> float:
         env = make(8, difficulty=1, randomize_episode_start=False)
         act = trifinger.controller(env.task) if scripted else lambda: torch.zeros(8, 9)

@@ -1,7 +1,7 @@
 """Audit our and other libraries' trainers on our environment: copies and waits by phase.
 
 python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64                        all that are installed
-python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64 --baselines rsl_rl,skrl --json audit.json
+python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64 --baselines rsl_rl,skrl --out audit.json
 
 On the CPU the numbers of other libraries are a lower bound: copies that a library makes with numpy alone are not seen.
 """
@@ -41,9 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     with friendly_errors():
         report = audit_all(args.overrides, args.baselines, args.iterations)
         show(report)
-        if args.json:
+        if args.out:
             command = shlex.join(["python", "benchmarks/throughput/audit_baselines.py", *arguments])
-            write(args.json, json.dumps({"command": command, **provenance(args.json), **report}, indent=2) + "\n")
+            write(args.out, json.dumps({"command": command, **provenance(args.out), **report}, indent=2) + "\n")
     return 0
 
 
@@ -54,7 +54,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
     add("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3 or none (default: all that are installed)")
     add("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
-    add("--json", type=Path, metavar="FILE", help="all numbers")
+    add("--out", type=Path, metavar="FILE", help="all numbers")
     return parser.parse_intermixed_args(argv)
 
 

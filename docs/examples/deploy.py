@@ -23,11 +23,11 @@ import numpy as np
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="folder written by tools/export.py")
-    parser.add_argument("--seconds", type=positive, help="simulated time (default: 10)")
-    parser.add_argument("--command", type=finite, nargs="+", help="in the card's order: x [m/s], y, yaw [rad/s]")
-    parser.add_argument("--square", type=positive, metavar="SIDE", help="walk a square with sides of this length [m]")
-    parser.add_argument("--video", type=Path, help="mp4 to write; needs imageio-ffmpeg")
+    parser.add_argument("folder", type=Path, help="folder that tools/export.py wrote")
+    parser.add_argument("--seconds", type=positive, help="simulated time [s] (default: 10)")
+    parser.add_argument("--command", type=finite, nargs="+", help="commands as on the card: x [m/s], y, yaw [rad/s]")
+    parser.add_argument("--square", type=positive, metavar="SIDE", help="walk a square with sides of SIDE [m]")
+    parser.add_argument("--out", type=Path, help="path of the output, .mp4; needs imageio-ffmpeg")
     args = parser.parse_args(argv)
     if args.square and (args.command or args.seconds):
         parser.error("--square sets commands and time itself: remove --command and --seconds")
@@ -172,11 +172,11 @@ class Video:
         try:
             import imageio_ffmpeg
         except ImportError:
-            raise SystemExit("--video: needs imageio-ffmpeg; try pip install imageio-ffmpeg") from None
+            raise SystemExit("--out: needs imageio-ffmpeg; try pip install imageio-ffmpeg") from None
         try:
             self.renderer = mujoco.Renderer(robot.model, 480, 640)
         except (mujoco.FatalError, RuntimeError) as error:
-            raise SystemExit(f"--video: no OpenGL ({error}); try MUJOCO_GL=egl or MUJOCO_GL=osmesa") from None
+            raise SystemExit(f"--out: no OpenGL ({error}); try MUJOCO_GL=egl or MUJOCO_GL=osmesa") from None
         self.camera = mujoco.MjvCamera()
         mujoco.mjv_defaultFreeCamera(robot.model, self.camera)
         self.renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False  # lights do not follow the robot
@@ -261,7 +261,7 @@ def main(argv: list[str] | None = None) -> None:
     for line in dict.fromkeys(line for _, command in legs for line in outside(command, card["commands"])):
         print(line)
     robot = Robot(args.folder, card)
-    video = Video(args.video, robot)
+    video = Video(args.out, robot)
     walks = robot.base is not None and {"x", "y"} <= set(card["commands"])
     corner, frame = (robot.place(), robot.axes()[:2, :2]) if walks else (np.zeros(2), np.eye(2))
     for seconds, robot.command in legs:

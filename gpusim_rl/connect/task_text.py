@@ -10,7 +10,9 @@ import math
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from glob import escape
+from pathlib import Path
 from typing import Any
 
 from gpusim_rl.env.spec_table import table as table
@@ -115,3 +117,20 @@ def type_of(value: Any) -> str:
         kind = "float" if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items) else "Any"
         return f"dict[str, {kind}]" if isinstance(value, dict) else f"list[{kind}]"
     return "Any" if value is None else type(value).__name__
+
+
+def rounded(value: float) -> float:
+    """Round to two digits."""
+    return float(f"{value:.2g}")
+
+
+def render(folder: Path, template: str, **values: Any) -> str:
+    """Fill a template of a folder; filters `py` and `yaml` write third-party names and values as literals."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"py": literal, "yaml": partial(literal, yaml=True)}
+    environment.globals |= {"table": table, "units": units, "wrapped": wrapped, "yaml_lines": yaml_lines}
+    return environment.from_string((folder / f"{template}.jinja").read_text()).render(values)

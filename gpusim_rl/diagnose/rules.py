@@ -244,7 +244,7 @@ def sums_bound(run: RunStats) -> Finding | None:
     size = run.minibatch_size
     fewer = (f"{run.algo}.minibatch_size={2 * size}",) if size and run.num_envs * run.horizon > size else ()
     rows = (f"log.interval={10 * run.log_interval}",) if run.log_cost >= 0.05 else ()
-    hint = "or fewer processes, measured by tools/doctor.py scaling processes=1,2"
+    hint = "or fewer processes, measured by tools/doctor.py scaling --num-processes 1,2"
     return Finding(run.sums, problem, (f"num_envs={2 * run.num_envs}", *fewer, *rows), hint)
 
 

@@ -192,3 +192,16 @@ def _age(point: Measurement) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def speeds(point: Measurement) -> dict[str, str]:
+    """Return the speed columns."""
+    if point.error is not None:
+        return {"env steps/s": "–"}
+    numbers = {"env steps/s": point.env_steps_per_s, "slowest": point.slowest, "fastest": point.fastest}
+    return {name: f"{number:,.0f}" for name, number in numbers.items()}
+
+
+def percent(share: float | None) -> str:
+    """Format a share in percent; empty if unknown."""
+    return "" if share is None else f"{100 * share:.0f} %"

@@ -75,7 +75,7 @@ class Environment(ABC):
         summary: Banner line, e.g. `control 60 Hz, episode 500 steps`.
         library: Name of the third-party library.
         on_learners_device: Whether third-party envs step on the learner's device. They may capture CUDA graphs there,
-            so none of ours contains a control step.
+            so no graph of this package contains a control step.
         resumable: Whether `state_dict` is complete; otherwise a resumed run begins new episodes.
         stateful: Objects whose tensors a CUDA graph needs at fixed addresses.
         num_threads: CPU threads of the physics; None if unknown.

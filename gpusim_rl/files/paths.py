@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import glob
 import itertools
 import re
@@ -64,21 +63,6 @@ def robot_file(name: str) -> str | Path:
 
 
 ROS_PACKAGES: dict[str, Path] = {}  # folders given by `--packages`, for all robots of the process
-
-
-def _package(text: str) -> tuple[str, Path]:
-    name, _, folder = text.partition("=")
-    path = Path(folder).absolute()
-    if not name or not folder or not path.is_dir():
-        raise argparse.ArgumentTypeError(f"expected NAME=FOLDER of an existing ROS package, got {text!r}")
-    ROS_PACKAGES[name] = path
-    return name, path
-
-
-def add_packages_argument(parser: argparse.ArgumentParser) -> None:
-    """Add `--packages`, which fills `ROS_PACKAGES`, to a tool's parser."""
-    text = "folder of a ROS package whose meshes a URDF names; repeatable"
-    parser.add_argument("--packages", type=_package, action="append", default=[], metavar="NAME=FOLDER", help=text)
 
 
 def tools_dir() -> Path:
@@ -213,18 +197,6 @@ def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
 def run_names(runs: str | Path = "runs") -> list[str]:
     """Return tasks and experiments that have a run."""
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
-
-
-def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:
-    """Raise ConfigError if a tool must not write to `--out`, or its name has none of the endings."""
-    if out is not None and endings and out.suffix not in endings:
-        raise ConfigError(key="--out", expected=f"a name ending in {' or '.join(endings)}", got=str(out))
-    if out is not None and not out.parent.is_dir():
-        hint = "Try one that is there, or make it first"
-        raise ConfigError(f"there is no folder {out.parent}", key=f"--out {out}", hint=hint)
-    if out is not None and out.exists() and not overwrite:
-        kind = "folder" if out.is_dir() else "file"
-        raise ConfigError(f"the {kind} exists", key=f"--out {out}", hint="Try another name, or --overwrite")
 
 
 def free_name(path: Path) -> Path:

@@ -42,7 +42,7 @@ class RandomDistillation(Extension):
             pair = [nn.Sequential(net := MLP(size, rnd), nn.Linear(net.out_size, rnd.outputs)) for _ in range(2)]
             self.seen, self.sums = RunningNormalizer(size, clip=cfg.clip_obs), RunningNormalizer(1)
         self.target, self.predictor = pair[0].requires_grad_(False), pair[1]
-        for net in pair:
+        for net in pair if context.collective.size > 1 else []:
             net.load_state_dict(context.collective.share({name: x.cpu() for name, x in net.state_dict().items()}))
         self.optimizer = MaskedAdamW([*self.predictor.parameters()], rnd.learning_rate)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the training

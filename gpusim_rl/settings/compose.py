@@ -6,14 +6,15 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 
 import hydra
@@ -141,9 +142,10 @@ def _help() -> str:
         for file in folder.glob("*/*.yaml"):
             groups.setdefault(file.parent.name, set()).add(file.stem)
     del groups["learn"]  # only for algorithms to include
-    choices = "".join(f"{group}: {', '.join(sorted(names))}\n" for group, names in sorted(groups.items()))
-    template = Template(read_yaml(paths.cfg_dir() / "config.yaml")["hydra"]["help"]["template"])
-    return template.substitute(APP_CONFIG_GROUPS=choices)
+    fill = partial(textwrap.fill, width=shutil.get_terminal_size().columns, subsequent_indent=" " * 24)
+    lines = (fill(f"  {group:<22}{', '.join(sorted(names))}") for group, names in sorted(groups.items()))
+    text = read_yaml(paths.cfg_dir() / "config.yaml")["hydra"]["help"]["template"]
+    return text.replace("$APP_CONFIG_GROUPS", "\n".join(lines))
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: str) -> str:

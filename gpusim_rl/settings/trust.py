@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -158,9 +157,3 @@ def class_paths(settings: Any) -> Iterator[tuple[str, str]]:
     for key, value in _leaves(settings, ""):
         if value is not None and "_target_" in key.split("."):
             yield key, str(value)
-
-
-def add_trust_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose trusted code."""
-    parser.add_argument("--trust", action="store_true", help="import any class that the run names")
-    parser.add_argument("-cd", "--config-dir", help="folder with more tasks, as for train.py; their code is trusted")

@@ -19,14 +19,16 @@ from gpusim_rl.sim.buffers import buffer_sizes
 from gpusim_rl.sim.newton_xml import plain_xml
 from gpusim_rl.sim.option import ON_WARP, solver_limits
 from gpusim_rl.sim.scene import Scene
-from gpusim_rl.sim.warp import without_gradients
 
 if TYPE_CHECKING:
     import newton
 else:
-    with without_gradients():
+    chosen, wp.config.enable_backward = wp.config.enable_backward, False  # no gradient kernels: they compile longest
+    try:
         newton = import_extra("newton", "newton", "sim=newton")
         _ = newton.solvers.SolverMuJoCo  # imported lazily
+    finally:
+        wp.config.enable_backward = chosen
 
 _FREE = mujoco.mjtJoint.mjJNT_FREE.value
 _PLANE, _MESH, _HFIELD = (getattr(mujoco.mjtGeom, f"mjGEOM_{kind}").value for kind in ("PLANE", "MESH", "HFIELD"))

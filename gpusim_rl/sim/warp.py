@@ -60,16 +60,6 @@ def _silent_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def without_gradients() -> Iterator[None]:
-    """Disable gradient kernels, most of the compile time, in modules imported in the block."""
-    chosen, wp.config.enable_backward = wp.config.enable_backward, False
-    try:
-        yield
-    finally:
-        wp.config.enable_backward = chosen
-
-
-@contextmanager
 def announce_compilation() -> Iterator[None]:
     """Log kernel compilation if the block takes long."""
     start = time.monotonic()

@@ -9,7 +9,7 @@
 pytest then runs every check on every algorithm of `my_cfg/algo`, over random envs that need no simulator.
 """
 
-# ruff: noqa: D102  # the name of a check says it
+# ruff: noqa: D102  # checks are documented by their names
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class AlgorithmConformance:
         torch.manual_seed(0)
         return Training(*self.make_algorithm(name, device), mode)
 
-    def test_an_iteration_waits_for_nothing(self, name: str) -> None:
+    def test_iteration_has_no_host_sync(self, name: str) -> None:
         it = self.training(name)
         it.iterate()  # one-off work
         with SyncCounter() as syncs:
@@ -127,7 +127,7 @@ class AlgorithmConformance:
             it.iterate()
         assert syncs.total == 0, syncs.locations
 
-    def test_an_iteration_reads_no_value(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_iteration_runs_on_meta_tensors(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         it, kinds = self.training(name, device="meta"), [torch.optim.Optimizer]
         for kind in kinds:  # unfused optimisers read their step counter
             kinds += kind.__subclasses__()
@@ -135,7 +135,7 @@ class AlgorithmConformance:
         stats = it.iterate()
         assert {key: value.device.type for key, value in stats.items() if value.device.type != "meta"} == {}
 
-    def test_what_is_finite_stays_finite(self, name: str) -> None:
+    def test_training_stays_finite_and_learns(self, name: str) -> None:
         it = self.training(name)
         before = cloned(it.algorithm.policy.state_dict())
         stats = [it.iterate() for _ in range(6)]
@@ -144,7 +144,7 @@ class AlgorithmConformance:
         assert [key for key, value in leaves(after) if not value.isfinite().all()] == []
         assert differences(before, after), "nothing learned in 6 iterations; start earlier with `settings`"
 
-    def test_replaying_equals_running(self, name: str) -> None:
+    def test_graph_replay_equals_eager_run(self, name: str) -> None:
         ends = {}
         for mode in ("off", "rollout", "step"):
             it = self.training(name, mode)
@@ -152,10 +152,10 @@ class AlgorithmConformance:
             it.load_state_dict(states[1])
             it.iterate()
             ends[mode] = [states, it.state_dict()]
-            assert it.graphs.choice.mode == mode, it.graphs.choice  # shows why it is not captured
+            assert it.graphs.choice.mode == mode, it.graphs.choice  # shows the reason
             assert differences(ends["off"], ends[mode]) == [], mode
 
-    def test_a_state_resumes_bit_for_bit(self, name: str) -> None:
+    def test_resume_is_bit_identical(self, name: str) -> None:
         one, other = self.training(name), self.training(name)
         stats = [one.iterate() for _ in range(3)][-1]
         kept, state = cloned(stats), copied(one.state_dict())
@@ -165,7 +165,7 @@ class AlgorithmConformance:
         assert differences([other.iterate(), other.iterate(), other.state_dict()], expected) == []
         assert differences(stats, kept) == [], "statistics overwritten by a later update"
 
-    def test_a_state_is_data_and_no_larger_than_it(self, name: str) -> None:
+    def test_state_dict_is_plain_data_of_minimal_size(self, name: str) -> None:
         it = self.training(name)
         it.iterate()
         state = it.algorithm.state_dict()

@@ -117,11 +117,11 @@ class TaskConformance:
 
     # The configuration
 
-    def test_the_yaml_gives_a_value_to_every_field_and_to_nothing_else(self, name: str) -> None:
+    def test_yaml_sets_every_config_field_and_nothing_else(self, name: str) -> None:
         fields = {field.name for field in dataclasses.fields(settings_class(self._task_class(name)))}
         assert set(self._yaml(name)["task"]) | set(TASK_DEFAULTS) == {"_target_", *fields}
 
-    def test_the_yaml_is_the_only_place_with_values(self, name: str) -> None:
+    def test_config_class_has_no_defaults(self, name: str) -> None:
         fields = dataclasses.fields(settings_class(self._task_class(name)))
         missing = dataclasses.MISSING
         defaults = [f for f in fields if f.default is not missing or f.default_factory is not missing]
@@ -129,7 +129,7 @@ class TaskConformance:
         # None: runs older than the field remain readable
         assert [f.name for f in defaults[len(TASK_DEFAULTS) :] if f.default is not None] == []
 
-    def test_every_key_of_the_yaml_lands_where_it_belongs(self, name: str) -> None:
+    def test_yaml_keys_reach_the_composed_settings(self, name: str) -> None:
         # below a comment, Hydra would ignore the package line
         assert self.entries()[name].file.read_text().startswith("# @package _global_\n")
         composed = _composed(name, self.config_dir)
@@ -139,7 +139,7 @@ class TaskConformance:
         assert expected.keys() - ALGORITHMS.keys() == {*plain, "task"} - ALGORITHMS.keys()
         assert expected["ppo"].keys() == plain["ppo"].keys()
 
-    def test_recipes_keep_what_a_policy_fits(self, name: str) -> None:
+    def test_recipes_keep_observations_and_actions(self, name: str) -> None:
         full, own = _composed(name, self.config_dir), {field.name for field in dataclasses.fields(RunConfig)}
         fits = operator.attrgetter("obs_sizes", "images", "num_actions")
         for recipe in discover.recipes(name, self.config_dir)[1:]:
@@ -151,7 +151,7 @@ class TaskConformance:
             settings = {key: value for key, value in changed["task"].items() if key != "_target_"}
             assert fits(self.make_env(name, num_envs=1, **settings)) == fits(self.make_env(name, num_envs=1))
 
-    def test_the_class_docstring_is_the_specification(self, name: str) -> None:
+    def test_class_docstring_matches_observations_and_actions(self, name: str) -> None:
         env = self.started_env(name, num_envs=1)
         docstring = inspect.getdoc(type(env.task)) or ""
         assert docstring.splitlines()[0].startswith(f"{name}: ")
@@ -188,7 +188,7 @@ class TaskConformance:
             values = [*step.obs.values(), *step.final_obs.values(), *step.terms.values()]
             assert all(value.isfinite().all() for value in values)
 
-    def test_a_seed_fixes_everything_and_another_seed_does_not(self, name: str) -> None:
+    def test_same_seed_repeats_and_other_seed_differs(self, name: str) -> None:
         one, two, other = (self.make_env(name, seed=seed, episode_length=SHORT) for seed in (1, 1, 2))
         starts = [env.reset() for env in (one, two, other)]
         assert differences(starts[0], starts[1]) == []
@@ -199,7 +199,7 @@ class TaskConformance:
                 assert differences(getattr(first, field), getattr(second, field)) == [], field
         assert differences(one.state_dict(), two.state_dict()) == []
 
-    def test_starts_are_random_in_every_env_and_episode(self, name: str) -> None:
+    def test_start_states_differ_between_envs_and_episodes(self, name: str) -> None:
         env = self.make_env(name, num_envs=8, episode_length=2, randomize_episode_start=False)
         starts = [joined(env.reset())]
         for action in random_actions(env, 6):
@@ -210,7 +210,7 @@ class TaskConformance:
         envs = torch.cat(starts)
         assert len(envs.unique(dim=0)) == len(envs), "two episodes began alike"
 
-    def test_at_the_start_nothing_is_inside_anything_else_and_no_joint_beyond_its_limits(self, name: str) -> None:
+    def test_start_states_do_not_penetrate_or_exceed_joint_limits(self, name: str) -> None:
         if name in self.touching:
             pytest.skip("listed in `touching`")
         env = self.started_env(name, num_envs=64)
@@ -225,7 +225,7 @@ class TaskConformance:
             mujoco.mj_fwdPosition(model, data)
             assert all(contact.dist > -0.005 for contact in data.contact), [contact.geom for contact in data.contact]
 
-    def test_no_element_of_an_observation_is_constant(self, name: str) -> None:
+    def test_no_observation_element_is_constant(self, name: str) -> None:
         env = self.make_env(name, num_envs=16)
         obs = env.reset()
         groups = sorted(obs.keys() - env.images.keys())
@@ -247,7 +247,7 @@ class TaskConformance:
         names = [element for element, rests in zip(elements, still.tolist(), strict=True) if rests]
         pytest.fail(f"constant over {self.max_steps} steps of {env.num_envs} envs: {names}")
 
-    def test_the_reward_is_the_sum_of_its_named_terms(self, name: str) -> None:
+    def test_reward_is_the_sum_of_its_terms(self, name: str) -> None:
         env = self.started_env(name, episode_length=SHORT)
         names: set[tuple[str, ...]] = set()
         for action in random_actions(env, 10):
@@ -258,7 +258,7 @@ class TaskConformance:
         (terms,) = names
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", term) for term in terms), terms
 
-    def test_final_obs_is_what_a_run_without_resets_sees(self, name: str) -> None:
+    def test_final_obs_equals_run_without_resets(self, name: str) -> None:
         env, endless = (self.started_env(name, episode_length=SHORT) for _ in range(2))
         begin, nowhere = endless.begin_episodes, torch.zeros(NUM, dtype=torch.bool)
         endless.begin_episodes = lambda where: begin(nowhere)  # type: ignore[assignment] # draws the same random numbers
@@ -275,7 +275,7 @@ class TaskConformance:
             alive &= ~real.done
         assert ended == NUM
 
-    def test_observing_and_asking_for_the_end_change_nothing(self, name: str) -> None:
+    def test_observe_and_terminated_have_no_side_effects(self, name: str) -> None:
         env = self.started_env(name, episode_length=SHORT)
         for action in random_actions(env, SHORT + 1):
             env.step(action)
@@ -285,7 +285,7 @@ class TaskConformance:
             assert torch.equal(end, env.task.terminated())
             assert differences(before, env.state_dict()) == []
 
-    def test_what_a_step_returned_stays_what_it_was(self, name: str) -> None:
+    def test_returned_tensors_are_never_overwritten(self, name: str) -> None:
         env = self.started_env(name, episode_length=SHORT)
         returned = []
         for action in random_actions(env, 8):
@@ -297,7 +297,7 @@ class TaskConformance:
             env.step(action)
         assert [path for (path, value), copy in zip(returned, copies, strict=True) if not same(value, copy)] == []
 
-    def test_what_a_task_keeps_is_tensors_written_in_place(self, name: str) -> None:
+    def test_task_state_is_tensors_written_in_place(self, name: str) -> None:
         env = self.started_env(name, episode_length=SHORT)
         tensors = {path: value.data_ptr() for path, value in kept_tensors(vars(env.task))}
         others = unsaved(env.task)
@@ -308,7 +308,7 @@ class TaskConformance:
         # frozen by a CUDA graph, and missing in checkpoints
         assert unsaved(env.task) == others, "changes between steps, but is not a tensor of the task"
 
-    def test_a_state_continues_bit_for_bit_in_another_environment(self, name: str) -> None:
+    def test_restored_env_continues_bit_identically(self, name: str) -> None:
         env, other = (self.started_env(name, episode_length=SHORT, seed=seed) for seed in (0, 9))
         actions = list(random_actions(env, 14))
         for action in actions[:4]:
@@ -322,7 +322,7 @@ class TaskConformance:
                 assert differences(getattr(expected, field), getattr(step, field)) == [], field
         assert differences(env.state_dict(), other.state_dict()) == []
 
-    def test_an_env_that_diverges_is_reset_and_no_other_env_notices(self, name: str) -> None:
+    def test_diverged_env_is_reset_without_affecting_others(self, name: str) -> None:
         env, calm = self.started_env(name), self.started_env(name)
         robot = env.sim.articulation(env.sim.scene.articulation_names[0])
         victim = torch.arange(NUM) == 2
@@ -339,7 +339,7 @@ class TaskConformance:
             assert torch.equal(step.reward[~victim], undisturbed.reward[~victim])
         assert broken == 1
 
-    def test_its_envs_can_differ(self, name: str) -> None:
+    def test_envs_can_be_randomized(self, name: str) -> None:
         scene = self.make_env(name, num_envs=1).sim.scene
         factor = {"range": [0.8, 1.2], "operation": "scaling", "distribution": "uniform"}
         masses = {
@@ -360,7 +360,7 @@ class TaskConformance:
             mass = env.sim.param("body_mass", actor).value
             assert (mass.amax(dim=0) > mass.amin(dim=0)).any(), actor
 
-    def test_its_mirror_image_moves_as_it_does(self, name: str) -> None:
+    def test_mirror_image_moves_like_the_original(self, name: str) -> None:
         env = self.started_env(name, num_envs=16, observations={}, clip_actions=1e6, clip_observations=None)
         if not env.task.mirrors:
             pytest.skip("the task defines no mirror image")
@@ -369,7 +369,7 @@ class TaskConformance:
 
     # The run
 
-    def test_an_iteration_waits_for_nothing(self, name: str, tmp_path: Path) -> None:
+    def test_iteration_has_no_host_sync(self, name: str, tmp_path: Path) -> None:
         """Count syncs without CPU physics, checkpoints or the log interval's row."""
         trainer = self.make_trainer(name, tmp_path, max_iterations=3, log={"interval": 1000})
         with trainer.logging() as log:
@@ -385,7 +385,7 @@ class TaskConformance:
         assert syncs.total == 0, syncs.locations
         assert all(value.isfinite().all() for value in trainer.algorithm.policy.state_dict().values())
 
-    def test_it_trains_on_every_simulator(self, name: str, sim: str, tmp_path: Path) -> None:
+    def test_task_trains_on_every_simulator(self, name: str, sim: str, tmp_path: Path) -> None:
         if SIMULATORS[sim].extra is not None:
             pytest.importorskip(SIMULATORS[sim].library)
         trainer = self.make_trainer(name, tmp_path, sim=sim)

@@ -1,4 +1,4 @@
-"""Command-line arguments of play, record and snapshot. Imports torch only to open a player."""
+"""Arguments of commands that draw. Imports torch only to open a player."""
 
 from __future__ import annotations
 
@@ -9,44 +9,9 @@ from typing import TYPE_CHECKING, Any
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.machine.hardware import limit_openmp_spin
-from gpusim_rl.settings.simulators import SIMULATORS
-from gpusim_rl.settings.trust import add_trust_arguments
 
 if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
-
-
-def add_player_arguments(parser: argparse.ArgumentParser, *, policy: str) -> None:
-    """Add the arguments of `open_player` except `run` and `--num-envs`; `policy` is the default of `--policy`."""
-    parser.add_argument("--policy", choices=["trained", "zero", "random"], default=policy, help="who acts")
-    parser.add_argument(
-        "--sim", choices=list(SIMULATORS), help="simulator (default: mujoco; newton for a run that was trained on it)"
-    )
-    add_trust_arguments(parser)
-
-
-def add_picture_arguments(
-    parser: argparse.ArgumentParser, *, width: int, height: int, with_policy: bool = False
-) -> None:
-    """Add picture size [pixels] and renderer; `with_policy` offers the policy's own images."""
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
-    parser.add_argument("--width", type=positive, default=width, help=f"pixels (default: {width})")
-    parser.add_argument("--height", type=positive, default=height, help=f"pixels (default: {height})")
-    parser.add_argument(
-        "--renderer",
-        choices=["auto", "gl", "ray", *["policy"] * with_policy],
-        default="auto",
-        help="gl: OpenGL through EGL or OSMesa; ray: ray caster on the CPU; auto: the first that works"
-        + "; policy: the images that the policy sees" * with_policy,
-    )
-
-
-def positive(text: str) -> int:
-    """Parse a positive integer."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be positive, got {value}")
-    return value
 
 
 def check_video(path: Path, size: tuple[int, int]) -> None:
@@ -55,6 +20,16 @@ def check_video(path: Path, size: tuple[int, int]) -> None:
         raise ConfigError(key="video", expected="a name ending in .mp4", got=path.name)
     if size[0] % 2 or size[1] % 2 or min(size) < 2:
         raise ConfigError(key="width and height of a video", expected="even numbers", got=size)
+
+
+def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:
+    """Raise ConfigError if a tool must not write to `--out`, or its name has none of the endings."""
+    if out is not None and endings and out.suffix not in endings:
+        raise ConfigError(key="--out", expected=f"a name ending in {' or '.join(endings)}", got=str(out))
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f"there is no folder {out.parent}", key=f"--out {out}")
+    if out is not None and out.exists() and not overwrite:
+        raise ConfigError("exists already", key=f"--out {out}", hint="Try another name, or --overwrite")
 
 
 def open_player(args: argparse.Namespace, **options: Any) -> Player:

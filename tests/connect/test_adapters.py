@@ -1,4 +1,4 @@
-"""What each adapter gives its library: the steps of our environment, unchanged."""
+"""Steps of each library's adapter against steps of our environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def adapter(library: str, env: VecEnv) -> Any:
 
 
 def stepped(library: str, env: Any, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Observation, reward, and which envs are done or at a time limit."""
+    """Step the adapter; return observation, reward, done and time-limit flags."""
     if library == "sb3":
         obs, reward, done, infos = env.step(action.numpy())
         cut = torch.tensor([info.get("TimeLimit.truncated", False) for info in infos])
@@ -36,7 +36,7 @@ def stepped(library: str, env: Any, action: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 @each
-def test_it_steps_as_our_environment_does(library):
+def test_adapter_steps_equal_environment_steps(library):
     reference, env = ReferenceEnv(), adapter(library, make())
     ends = torch.zeros(2)
     for _ in range(40):
@@ -45,11 +45,11 @@ def test_it_steps_as_our_environment_does(library):
         assert torch.equal(obs, ours.obs["policy"]) and torch.equal(reward, ours.reward)
         assert torch.equal(done, ours.done) and torch.equal(cut, ours.truncated)
         ends += torch.stack([ours.terminated.sum(), ours.truncated.sum()])
-    assert ends.min() > 3, "the task's end and the time limit were both seen"
+    assert ends.min() > 3, "covers terminations and time limits"
 
 
 @each
-def test_a_diverged_env_is_reported_as_truncated(library):
+def test_diverged_env_is_reported_as_truncated(library):
     env = adapter(library, make(speed_at=3))
     for _ in range(3):
         _, reward, done, cut = stepped(library, env, torch.zeros(NUM_ENVS, 1))
@@ -58,7 +58,7 @@ def test_a_diverged_env_is_reported_as_truncated(library):
 
 
 @pytest.mark.parametrize("library", ["rsl_rl", "skrl", "rl_games"])
-def test_a_step_waits_for_nothing(library):
+def test_adapter_step_has_no_device_syncs(library):
     inner = make(critic=True)
     env = adapter(library, inner)
     syncs = count_syncs(inner, lambda: env.step(torch.zeros(NUM_ENVS, 1)))

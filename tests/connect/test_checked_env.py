@@ -1,4 +1,4 @@
-"""Third-party envs: results are conformed, anything else is one line that names env and call."""
+"""Third-party envs: convertible results are converted, others are reported in one line that names env and call."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def fail(kind: type[BaseException]) -> Callable[[Any], Any]:
     return function
 
 
-def from_step(value: Any) -> Callable[[Fake], Any]:
-    """Returns a plain observation at the reset, and after that a value."""
+def returned_by_step(value: Any) -> Callable[[Fake], Any]:
+    """Return zeros at reset and `value` from steps."""
     return lambda env: value if env.count else np.zeros(2, np.float32)
 
 
@@ -59,14 +59,14 @@ def settings() -> EnvConfig:
     return prepare("Gymnasium", env={"id": "CartPole-v1"}).cfg.env
 
 
-def of_id(name: str, num_envs: int = 2, **changes: Any) -> Environment:
+def env_by_id(name: str, num_envs: int = 2, **changes: Any) -> Environment:
     cfg = dataclasses.replace(settings(), id=name, **changes)
     return GymnasiumEnv.from_settings(cfg, num_envs=num_envs, seed=5, device=torch.device("cpu"))
 
 
 @contextmanager
 def registered(**changes: Any) -> Iterator[dict[str, str]]:
-    """Settings `env` of a registered `Fake`."""
+    """Register `Fake` within the block; yield its `env` settings."""
     gym.register("fake/Fake-v0", Fake, kwargs=changes, max_episode_steps=9)
     yield {"id": "fake/Fake-v0"}
     del gym.registry["fake/Fake-v0"]
@@ -75,11 +75,11 @@ def registered(**changes: Any) -> Iterator[dict[str, str]]:
 def made(vectorization: str = "sync", limit: int | None = 9, **changes: Any) -> Environment:
     with registered(**changes) as env:
         gym.registry[env["id"]].max_episode_steps = None
-        return of_id(env["id"], vectorization=vectorization, max_episode_steps=limit)
+        return env_by_id(env["id"], vectorization=vectorization, max_episode_steps=limit)
 
 
 def episode(env: Environment) -> tuple[list[Any], list[Any], list[Any], Any]:
-    """Returns last observations, rewards and ends of an episode, and the numbers of its end."""
+    """Run an episode; return final observations, rewards, done flags and the last step's stats."""
     env.reset()
     steps = [env.step(torch.zeros(env.num_envs, 1, dtype=torch.int64)) for _ in range(LENGTH)]
     assert not any(step.diverged.any() for step in steps)
@@ -97,7 +97,7 @@ def episode(env: Environment) -> tuple[list[Any], list[Any], list[Any], Any]:
         {"obs": lambda env: np.full((2, 1), env.count, np.int64)},
         {"space": gym.spaces.Box(0, 9, (2,), np.int64), "obs": lambda env: np.full(2, float(env.count))},
         {"space": gym.spaces.Box(0, np.inf, (2,), np.float64)},
-        {"space": gym.spaces.Box(-1, 1, (2,), np.float32)},  # its observations lie outside
+        {"space": gym.spaces.Box(-1, 1, (2,), np.float32)},  # observations lie outside the bounds
         *({"reward": lambda env, kind=kind: kind(env.count)} for kind in (int, np.float64, np.array, np.float32)),
         {"reward": lambda env: [[env.count]]},
         *({"flag": kind} for kind in (int, np.bool_, np.array, lambda end: np.array([end]), lambda end: [end])),
@@ -106,7 +106,7 @@ def episode(env: Environment) -> tuple[list[Any], list[Any], list[Any], Any]:
         {"info": "no dict"},
     ],
 )
-def test_odd_types_are_put_right(changes: dict[str, Any]) -> None:
+def test_odd_result_types_are_converted(changes: dict[str, Any]) -> None:
     last, rewards, ends, stats = episode(made(**changes))
     assert last == [{"policy": [[t, t]] * 2} for t in (1, 2, 3)]
     assert rewards == [[t, t] for t in (1, 2, 3)]
@@ -125,15 +125,15 @@ def test_odd_types_are_put_right(changes: dict[str, Any]) -> None:
         (gym.spaces.Dict({"a": BOX, "task": gym.spaces.Text(9)}), lambda env: {"a": [3, 3], "task": "go"}, [3, 3]),
     ],
 )
-def test_spaces_of_numbers_are_flattened(space: gym.Space, obs: Any, flat: list[float]) -> None:
+def test_numeric_spaces_are_flattened(space: gym.Space, obs: Any, flat: list[float]) -> None:
     assert episode(made(space=space, obs=obs))[0][-1] == {"policy": [flat] * 2}
 
 
 @pytest.mark.parametrize(
     ("changes", "call", "word"),
     [
-        ({"obs": from_step(np.zeros(3))}, "step()", "shape"),
-        ({"obs": from_step([None, None])}, "step()", "object"),
+        ({"obs": returned_by_step(np.zeros(3))}, "step()", "shape"),
+        ({"obs": returned_by_step([None, None])}, "step()", "object"),
         ({"obs": np.zeros(3)}, "reset()", "shape"),
         ({"obs": np.array([np.nan, 0.0])}, "reset()", "non-finite"),
         ({"space": gym.spaces.Box(0, 255, (2,), np.uint8), "obs": np.full(2, 0.5)}, "reset()", "uint8"),
@@ -143,8 +143,8 @@ def test_spaces_of_numbers_are_flattened(space: gym.Space, obs: Any, flat: list[
         ({"space": gym.spaces.Dict({"a": BOX}), "obs": {"b": 1}}, "reset()", "'a'"),
         ({"space": gym.spaces.Dict({"a": BOX}), "obs": 3}, "reset()", "int"),
         ({"space": gym.spaces.Tuple([BOX, BOX]), "obs": (np.zeros(2),)}, "reset()", "shorter"),
-        ({"reward": None}, "step()", "a reward of type NoneType"),
-        ({"reward": np.zeros((2, 2))}, "step()", r"a reward of shape \[2, 2\]"),
+        ({"reward": None}, "step()", "reward.*NoneType"),
+        ({"reward": np.zeros((2, 2))}, "step()", r"reward.*\[2, 2\]"),
         ({"flag": lambda end: None}, "step()", "terminated"),
         ({"flag": lambda end: np.nan}, "step()", "terminated nan"),
         ({"flag": lambda end: 2}, "step()", "terminated 2"),
@@ -156,20 +156,20 @@ def test_spaces_of_numbers_are_flattened(space: gym.Space, obs: Any, flat: list[
         ({"reward": fail(ZeroDivisionError)}, "step()", r"ZeroDivisionError: deep \(test_checked_env.py:\d+\)"),
     ],
 )
-def test_what_is_wrong_is_one_line(changes: dict[str, Any], call: str, word: str) -> None:
+def test_invalid_results_are_reported_in_one_line(changes: dict[str, Any], call: str, word: str) -> None:
     with pytest.raises(TaskError, match=rf"(?s)^fake/Fake-v0: {call[:-2]}\(\) .*{word}") as error:
         episode(made(**{"limit": None} | changes))
     assert "\n" not in str(error.value)
 
 
 class Mission(gym.Space[str]):
-    """A space that Gymnasium does not know."""
+    """A space unknown to Gymnasium."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mission)
 
 
-def test_processes_may_have_a_space_of_their_own() -> None:
+def test_async_envs_may_have_custom_space() -> None:
     space = gym.spaces.Dict({"a": BOX, "mission": Mission()})
     env = made("async", space=space, obs=lambda env: {"a": [env.count] * 2, "mission": "go"})
     assert episode(env)[0][-1] == {"policy": [[3, 3]] * 2}
@@ -181,7 +181,7 @@ class NoSeed(Fake):
         return super().reset()
 
 
-def test_a_reset_without_a_seed_names_the_interface() -> None:
+def test_reset_without_seed_argument_names_interface() -> None:
     env = GymnasiumEnv(SyncVectorEnv([NoSeed]), seed=5, name="NoSeed", max_episode_steps=9)
     with pytest.raises(TaskError, match=r"NoSeed: reset\(\) raised TypeError.*older"):
         env.reset()
@@ -205,7 +205,7 @@ def report(env: Fake) -> dict[str, Any]:
 NUMBERS = {"is_success": 1.0, "distance": 1.5, "third": 0.25, "nested/a": 1.0, "late": 7.0, "line\\nend": 2.0}
 
 
-def test_the_numbers_of_an_info_are_those_that_can_be_averaged() -> None:
+def test_info_numbers_are_those_that_can_be_averaged() -> None:
     env = Fake()
     env._t = LENGTH
     assert dict(numbers_of(report(env))) == NUMBERS
@@ -214,7 +214,7 @@ def test_the_numbers_of_an_info_are_those_that_can_be_averaged() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "next step", "same step"])
-def test_the_end_of_an_episode_is_logged(kind: str) -> None:
+def test_info_at_episode_end_is_logged(kind: str) -> None:
     if kind in ("sync", "async"):
         env = made(kind, info=report)
     else:
@@ -228,7 +228,7 @@ def test_the_end_of_an_episode_is_logged(kind: str) -> None:
     env.close()
 
 
-def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
+def test_success_is_logged_and_evaluated(tmp_path: Any) -> None:
     with registered(info=lambda env: {"is_success": env.count == LENGTH, "return": 1e9}) as env:
         settings = {"num_envs": 2, "seed": 3, "log": {"console": "quiet", "dir": str(tmp_path)}, "ppo": SMALL_PPO}
         trainer = make_trainer(prepare("Gymnasium", env=env, max_iterations=2, **settings))
@@ -237,7 +237,7 @@ def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
         row = read_csv(the_run(tmp_path))[-1]
         assert float(row["task/is_success"]) == 1.0 and float(row["episode/return"]) == 6.0
         again: Any = make_trainer(prepare("Gymnasium", env=env, max_iterations=3, checkpoint=str(the_run(tmp_path))))
-        assert again.env._seed == first_seed(resumed_seed(3, 2)), "the first episodes come back"
+        assert again.env._seed == first_seed(resumed_seed(3, 2)), "resumed runs use fresh seeds"
         again.close()
         run, tested, policy, obs = restore(prepare("Gymnasium", env=env, test=True, checkpoint=str(the_run(tmp_path))))
         assert tested._seed == first_seed(evaluation_seed(run.seed))  # type: ignore[attr-defined]
@@ -245,7 +245,7 @@ def test_success_is_a_column_and_evaluated(tmp_path: Any) -> None:
         assert result["task/is_success"] == 1.0 and result["return_mean"] == 6.0
 
 
-def test_a_run_of_nothing_but_nan_names_the_env(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_with_only_nan_names_env(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     with registered(reward=np.nan) as env:
         settings = {"num_envs": 2, "log": {"console": "quiet", "dir": str(tmp_path)}, "ppo": SMALL_PPO}
         trainer = make_trainer(prepare("Gymnasium", env=env, max_iterations=2, **settings))
@@ -255,7 +255,7 @@ def test_a_run_of_nothing_but_nan_names_the_env(tmp_path: Any, caplog: pytest.Lo
         assert "reward of env 0" in caplog.text
 
 
-def test_an_evaluation_that_no_end_comes_in_is_cut_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluation_without_episode_end_is_cut_with_warning(caplog: pytest.LogCaptureFixture) -> None:
     env = GymnasiumEnv(SyncVectorEnv([Endless] * 2), seed=5)
     env.max_episode_length = 6
     policy: Any = SimpleNamespace(
@@ -265,7 +265,7 @@ def test_an_evaluation_that_no_end_comes_in_is_cut_and_says_so(caplog: pytest.Lo
     assert result["length_mean"] == 7 and "2 of 2 episodes" in caplog.text
 
 
-def test_near_seeds_share_no_env() -> None:
+def test_nearby_seeds_share_no_env_seed() -> None:
     seeds = [seed + SEEDS_APART * rank for seed in range(100) for rank in range(8)]
     of_evaluations = [evaluation_seed(seed) for seed in range(100)]
     resumed = [resumed_seed(3, iteration) for iteration in range(1, 1000)]
@@ -275,7 +275,7 @@ def test_near_seeds_share_no_env() -> None:
 
 
 class Endless(Fake):
-    """Ends no episode, and observes its seed."""
+    """Env without episode end."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -288,7 +288,7 @@ class Endless(Fake):
 
 
 @pytest.mark.parametrize("mode", [*AutoresetMode])
-def test_a_limit_of_the_user_ends_episodes(mode: AutoresetMode) -> None:
+def test_configured_time_limit_truncates_episodes(mode: AutoresetMode) -> None:
     env = GymnasiumEnv(SyncVectorEnv([Endless] * 2, autoreset_mode=mode), seed=5, max_episode_steps=4)
     env.reset()
     ends = [env.step(torch.zeros(2, 1, dtype=torch.int64)) for _ in range(9)]
@@ -297,7 +297,7 @@ def test_a_limit_of_the_user_ends_episodes(mode: AutoresetMode) -> None:
     assert ends[3].obs["policy"].tolist() == [[0, 0]] * 2 and not ends[3].terminated.any()
 
 
-def test_a_limit_that_only_the_library_can_keep_is_one_line() -> None:
+def test_time_limit_that_cannot_be_applied_is_rejected() -> None:
     class Closed(gym.vector.VectorWrapper):
         @property
         def unwrapped(self) -> Any:
@@ -312,7 +312,7 @@ def test_a_limit_that_only_the_library_can_keep_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("make", [SyncVectorEnv, async_envs, DummyVecEnv])
-def test_the_limit_of_envs_in_a_vector_env_is_known(make: Any) -> None:
+def test_time_limit_of_vector_env_is_detected(make: Any) -> None:
     env = GymnasiumEnv(make([lambda: gym.make("CartPole-v1")] * 2), seed=5)
     assert env.max_episode_length == 500
     env.close()
@@ -327,8 +327,8 @@ def test_the_limit_of_envs_in_a_vector_env_is_known(make: Any) -> None:
         ({"max_episode_steps": None}, None, 200),
     ],
 )
-def test_limits_typed_for_the_env_are_known(kwargs: dict[str, Any], limit: int | None, expected: int) -> None:
-    env = of_id("Pendulum-v1", kwargs=kwargs, max_episode_steps=limit)
+def test_configured_time_limits_are_detected(kwargs: dict[str, Any], limit: int | None, expected: int) -> None:
+    env = env_by_id("Pendulum-v1", kwargs=kwargs, max_episode_steps=limit)
     assert env.max_episode_length == expected
     env.close()
 
@@ -343,17 +343,17 @@ def test_limits_typed_for_the_env_are_known(kwargs: dict[str, Any], limit: int |
         ({"g": [1]}, None, "Pendulum-v1"),
     ],
 )
-def test_arguments_that_are_none_are_one_line(kwargs: dict[str, Any], limit: int | None, word: str) -> None:
+def test_invalid_env_arguments_are_reported_in_one_line(kwargs: dict[str, Any], limit: int | None, word: str) -> None:
     with pytest.raises((ConfigError, TaskError), match=word) as error:
-        env = of_id("Pendulum-v1", num_envs=1, kwargs=kwargs, max_episode_steps=limit)
+        env = env_by_id("Pendulum-v1", num_envs=1, kwargs=kwargs, max_episode_steps=limit)
         env.reset()
         env.step(torch.zeros(1, 1))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.filterwarnings("error")
-def test_numbers_beyond_float32_are_one_line_and_no_warning_of_numpy(caplog: pytest.LogCaptureFixture) -> None:
-    huge = {"obs": from_step(np.full(2, 1e300)), "space": gym.spaces.Box(-9, 9, (2,), float)}
+def test_float32_overflow_is_reported_without_numpy_warning(caplog: pytest.LogCaptureFixture) -> None:
+    huge = {"obs": returned_by_step(np.full(2, 1e300)), "space": gym.spaces.Box(-9, 9, (2,), float)}
     for changes in ({"reward": 1e300}, huge):
         env = made(**changes)
         env.reset()
@@ -362,7 +362,7 @@ def test_numbers_beyond_float32_are_one_line_and_no_warning_of_numpy(caplog: pyt
     assert len([record for record in caplog.records if "NaN" in record.getMessage()]) == 2
 
 
-def test_envs_of_a_script_are_left_as_they_are() -> None:
+def test_wrapping_leaves_user_envs_unchanged() -> None:
     envs = SyncVectorEnv([lambda: Fake(info={"is_success": True})] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     before = list(envs.envs)
     env = GymnasiumEnv(envs, seed=5, max_episode_steps=9)
@@ -386,7 +386,7 @@ def test_envs_of_a_script_are_left_as_they_are() -> None:
         (np.zeros(2, np.float32), "wrapped", 0),
     ],
 )
-def test_last_observations_that_a_reset_overwrites_are_copied_or_reported(
+def test_overwritten_final_observations_are_copied_or_reported(
     obs: Any, kind: str, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     fakes: Any = [lambda: Fake(obs=obs)] * 2
@@ -407,7 +407,7 @@ def test_last_observations_that_a_reset_overwrites_are_copied_or_reported(
 
 
 class Old(SyncVectorEnv):
-    """Vector env of Gymnasium 0.29: no autoreset mode, and the last observation under another name."""
+    """Vector env of Gymnasium 0.29: no autoreset mode, other key for the final observation."""
 
     def __init__(self) -> None:
         super().__init__([Fake] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -425,7 +425,7 @@ class Old(SyncVectorEnv):
         return *others, infos
 
 
-def test_the_same_step_reset_of_older_vector_envs_is_known_by_its_last_observation() -> None:
+def test_same_step_reset_of_gymnasium_0_29_is_detected() -> None:
     env = GymnasiumEnv(Old(), seed=5, max_episode_steps=9)
     last, _, ends, stats = episode(env)
     assert last[-1] == {"policy": [[3, 3]] * 2} and ends[-1] == [True] * 2
@@ -433,12 +433,12 @@ def test_the_same_step_reset_of_older_vector_envs_is_known_by_its_last_observati
     assert not env.step(torch.zeros(2, 1, dtype=torch.int64)).diverged.any()
 
 
-@pytest.mark.parametrize("told", ["SameStep", "Disabled", "NextStep", "often"])
-def test_a_mode_may_be_told_as_text(told: str) -> None:
-    mode = AutoresetMode.SAME_STEP if told == "often" else AutoresetMode(told)
+@pytest.mark.parametrize("mode_text", ["SameStep", "Disabled", "NextStep", "often"])
+def test_autoreset_mode_may_be_text(mode_text: str) -> None:
+    mode = AutoresetMode.SAME_STEP if mode_text == "often" else AutoresetMode(mode_text)
     envs = SyncVectorEnv([lambda: Fake(obs=Fake.filled)] * 2, autoreset_mode=mode)
-    envs.metadata["autoreset_mode"] = told
-    if told == "often":
+    envs.metadata["autoreset_mode"] = mode_text
+    if mode_text == "often":
         with pytest.raises(ConfigError, match="often"):
             GymnasiumEnv(envs, seed=5)
         return
@@ -447,7 +447,7 @@ def test_a_mode_may_be_told_as_text(told: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["dies", "raises", "hangs"])
-def test_processes_that_fail_are_one_line_and_leave_none_behind(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_env_processes_are_reported_and_cleaned_up(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gymnasium_in, "HANGS_S", 0.5)
     act = {"dies": lambda env: os._exit(3), "raises": fail(ValueError), "hangs": lambda env: time.sleep(60)}
     env: Any = made("async", reward=act[how])
@@ -460,9 +460,9 @@ def test_processes_that_fail_are_one_line_and_leave_none_behind(how: str, monkey
     assert not any(process.is_alive() for process in env._envs.processes)
 
 
-def test_an_error_at_the_close_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_in_close_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     env: Any = GymnasiumEnv(SyncVectorEnv([Fake]), seed=5, name="Fake", max_episode_steps=9)
     env._envs.close_extras = lambda **_: fail(RuntimeError)(Fake())
     env.close()
     [record] = caplog.records
-    assert record.getMessage().startswith("Fake: close() raised RuntimeError: deep")
+    assert record.getMessage().startswith("Fake: close() ") and "RuntimeError" in record.getMessage()

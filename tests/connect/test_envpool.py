@@ -1,4 +1,4 @@
-"""Envs of the real EnvPool, where it is installed (`pip install -e ".[envpool]"`; its assets take 800 MB)."""
+"""Envs of EnvPool, if installed (`pip install -e ".[envpool]"`; its assets take 800 MB)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def trainer(folder: Path, env_id: str, **env: Any) -> Trainer:
     return make_trainer(prepare("Gymnasium", num_envs=8, max_iterations=4, seed=3, env=env, log=log, ppo=SMALL_PPO))
 
 
-def test_episodes_end_and_begin_as_those_of_envpool(tmp_path: Path) -> None:
+def test_episodes_equal_envpool_episodes(tmp_path: Path) -> None:
     ours = trainer(tmp_path, "CartPole-v1")
     theirs = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=8, seed=first_seed(3))
     np.testing.assert_array_equal(ours.collector.obs["policy"].numpy(), theirs.reset()[0])
@@ -46,7 +46,7 @@ def test_episodes_end_and_begin_as_those_of_envpool(tmp_path: Path) -> None:
     ours.close()
 
 
-def test_an_env_without_a_limit_of_its_own_has_none(tmp_path: Path) -> None:
+def test_env_without_time_limit_uses_fallback(tmp_path: Path) -> None:
     assert trainer(tmp_path, "Blackjack-v1").env.max_episode_length == EVALUATED_STEPS
     assert trainer(tmp_path, "Blackjack-v1", max_episode_steps=9).env.max_episode_length == 9
 
@@ -58,13 +58,13 @@ def test_an_env_without_a_limit_of_its_own_has_none(tmp_path: Path) -> None:
         ({"kwargs": {"max_episode_steps": "x"}}, "max_episode_steps"),
     ],
 )
-def test_wrong_arguments_are_one_line(tmp_path: Path, env: dict[str, Any], word: str) -> None:
+def test_wrong_arguments_are_reported_in_one_line(tmp_path: Path, env: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=f"CartPole-v1 .*{word}"):
         trainer(tmp_path, "CartPole-v1", **env)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
-def test_two_trainings_with_one_seed_are_the_same(tmp_path: Path, env_id: str) -> None:
+def test_same_seed_repeats_training(tmp_path: Path, env_id: str) -> None:
     states = []
     for name in ("first", "second"):
         it = trainer(tmp_path / name, env_id)

@@ -1,4 +1,4 @@
-"""docs/connect.md: its files train."""
+"""Training with the files of docs/connect.md."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SAVED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", SAVED)
-def test_the_document_trains(library, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))  # else it is in /tmp
+def test_documented_script_trains(library, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))  # default: /tmp
     for name, text in FILES.items():
         for long, short in SHORTER.items():
             text = text.replace(long, short)
@@ -36,5 +36,5 @@ def test_the_document_trains(library, tmp_path: Path, monkeypatch):
     assert list(tmp_path.glob(SAVED[library]))
 
 
-def test_there_is_something_to_shorten():
+def test_every_shortened_setting_occurs():
     assert [text for text in SHORTER if not any(text in file for file in FILES.values())] == []

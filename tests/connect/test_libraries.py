@@ -1,4 +1,4 @@
-"""Libraries that their users install: what is said where one is missing, or of a version that was not tested."""
+"""Third-party libraries that are missing or have an untested version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ each = pytest.mark.parametrize(("adapter", "module", "requirement"), ADAPTERS)
 
 
 @each
-def test_a_missing_library_is_named_with_the_pip_command(monkeypatch, adapter, module, requirement):
+def test_missing_library_is_named_with_pip_command(monkeypatch, adapter, module, requirement):
     monkeypatch.setitem(sys.modules, module, None)
     with raises(ConfigError, problem=f"{module} is missing", hint=f"Try pip install '{requirement}'"):
         getattr(connect, adapter)
@@ -24,7 +24,7 @@ def test_a_missing_library_is_named_with_the_pip_command(monkeypatch, adapter, m
 
 @each
 @pytest.mark.parametrize("version", ["0.1", "99.0"])
-def test_another_version_is_refused(monkeypatch, adapter, module, requirement, version):
+def test_untested_library_version_is_rejected(monkeypatch, adapter, module, requirement, version):
     pytest.importorskip(module)
     asked = []
     monkeypatch.setattr(provenance, "installed_version", lambda name: asked.append(name) or version)

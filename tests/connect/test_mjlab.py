@@ -1,4 +1,4 @@
-"""`task=MjLab` in an environment with mjlab itself; see tests/helpers/mjlab_checks.py and beside.py."""
+"""`task=MjLab` in a Python environment with mjlab; see tests/helpers/mjlab_checks.py and beside.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.beside import Library, documented_commands, environment_of
+from helpers.library_python import Library, documented_commands, environment_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TASK = ("task=MjLab", "env.id=Mjlab-Velocity-Flat-Unitree-Go1", "device=cpu")
@@ -27,11 +27,11 @@ def run_dir(mjlab: Library) -> Path:
 
 
 @pytest.mark.parametrize("check", ["steps", "value", "progress", "live", "words"])
-def test_the_envs_are_mjlabs(mjlab, check):
+def test_envs_behave_as_in_mjlab(mjlab, check):
     assert f"{check} holds" in mjlab.run("tests/helpers/mjlab_checks.py", check).stdout
 
 
-def test_a_training_logs_what_mjlab_logs(mjlab, run_dir):
+def test_training_logs_mjlab_metrics(mjlab, run_dir):
     row = mjlab.last_row(run_dir)
     assert row["iteration"] == "5"
     assert float(row["episode/length"]) == 20.0
@@ -40,7 +40,7 @@ def test_a_training_logs_what_mjlab_logs(mjlab, run_dir):
     assert float(row["sim/diverged"]) == 0.0
 
 
-def test_a_run_is_resumed_evaluated_exported_and_recorded(mjlab, run_dir):
+def test_run_is_resumed_evaluated_exported_and_recorded(mjlab, run_dir):
     resumed = mjlab.run("train.py", f"checkpoint={run_dir}", "max_iterations=8")
     assert "new episodes begin" in resumed.stdout + resumed.stderr
     assert mjlab.last_row(run_dir)["iteration"] == "8"
@@ -52,7 +52,7 @@ def test_a_run_is_resumed_evaluated_exported_and_recorded(mjlab, run_dir):
     assert list(run_dir.rglob("*.mp4"))
 
 
-def test_the_commands_of_the_document_run(mjlab, tmp_path):
+def test_documented_commands_run(mjlab, tmp_path):
     here = Library(mjlab.python, tmp_path)
     fewer = {"max_iterations=200": "max_iterations=2", "max_iterations=300": "max_iterations=4"}
     for script, *words in documented_commands("mjlab"):

@@ -1,4 +1,4 @@
-"""Our environments as rl_games'."""
+"""rl_games adapter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim_rl.connect.rl_games import register
 from helpers.reference_env import NUM_ENVS, make
 
 
-def test_spaces():
+def test_spaces_match_environment():
     info = RlGamesEnv(make(critic=True, clip_actions=0.5)).get_env_info()
     assert info["observation_space"].shape == (4,) and info["state_space"].shape == (8,)
     assert info["observation_space"].high.tolist() == [5.0] * 4  # clip_observations
@@ -20,14 +20,14 @@ def test_spaces():
     assert RlGamesEnv(make()).get_env_info()["state_space"] is None
 
 
-def test_the_critics_observations_are_states():
+def test_critic_observations_are_states():
     env = RlGamesEnv(make(critic=True))
     assert isinstance(env, IVecEnv) and env.get_number_of_agents() == 1
     obs, *_ = env.step(torch.zeros(NUM_ENVS, 1))
     assert torch.equal(obs["states"], env.env.look()["critic"])
 
 
-def test_a_reset_begins_new_episodes():
+def test_reset_starts_new_episodes():
     env = RlGamesEnv(make())
     env.step(torch.ones(NUM_ENVS, 1))
     assert env.env.progress.tolist() == [1] * NUM_ENVS
@@ -36,6 +36,6 @@ def test_a_reset_begins_new_episodes():
 
 
 @pytest.mark.parametrize("critic", [False, True])
-def test_rl_games_finds_it_by_name(critic):
+def test_rl_games_finds_registered_env(critic):
     env = register(make(critic=critic), "registered")
     assert vecenv.create_vec_env("registered", NUM_ENVS, seed=1) is env

@@ -1,4 +1,4 @@
-"""docs/examples/rllib_cartpole.py: RLlib trains over a vector env of ours."""
+"""docs/examples/rllib_cartpole.py: RLlib trains on our vector env."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from helpers.commands import ROOT, run_command
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_the_example_trains(tmp_path):
+def test_example_trains(tmp_path):
     reason = "no RLlib: pip install 'ray[rllib]'"
     pytest.importorskip("ray.rllib.algorithms.ppo", reason=reason, exc_type=ImportError)
-    alone = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # else Ray writes one at home
+    alone = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # no token file in the home folder
     script = ROOT / "docs/examples/rllib_cartpole.py"
     done = run_command(sys.executable, script, cwd=tmp_path, env=alone, timeout_s=500, cold=True)
     returns = [float(value) for value in re.findall(r"^iteration \d+: return (-?\d+),", done.stdout, re.MULTILINE)]

@@ -1,4 +1,4 @@
-"""Our environments as rsl_rl's."""
+"""rsl_rl adapter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = {
 }
 
 
-def test_what_rsl_rl_asks_of_an_environment():
+def test_adapter_implements_rsl_rl_interface():
     env = RslRlEnv(make(critic=True))
     assert isinstance(env, RslRlVecEnv)
     for name in RslRlVecEnv.__annotations__:
@@ -37,8 +37,8 @@ def test_what_rsl_rl_asks_of_an_environment():
     assert rewards.shape == dones.shape == extras["time_outs"].shape == (NUM_ENVS,)
 
 
-def test_a_time_out_is_worth_the_value_before_the_step():
-    inner = make(max_force=1e-3, reset_distance=100.0)  # no pole falls before its time, whatever the policy does
+def test_time_out_bootstraps_value_before_step():
+    inner = make(max_force=1e-3, reset_distance=100.0)  # no pole falls before the time limit
     runner = OnPolicyRunner(RslRlEnv(inner), {**SETTINGS}, device="cpu")
     env, algorithm, timed_out = runner.env, runner.alg, 0
     obs = env.get_observations()
@@ -55,8 +55,8 @@ def test_a_time_out_is_worth_the_value_before_the_step():
     assert timed_out > 0
 
 
-def test_the_runner_may_stagger_the_episodes(tmp_path, capsys):
-    # weak actions on a long rail: no pole falls in 8 steps, whatever the random policy does
+def test_runner_can_stagger_episodes(tmp_path, capsys):
+    # weak actions on a long rail: no pole falls in 8 steps
     inner = make(episode_length=1000, max_force=1e-3, reset_distance=100.0)
     env = RslRlEnv(inner)
     assigned = []
@@ -67,6 +67,6 @@ def test_the_runner_may_stagger_the_episodes(tmp_path, capsys):
         runner.learn(1, init_at_random_ep_len=True)
     finally:
         torch.randint_like = original
-    running = env.episode_length_buf > 8  # has not ended since
+    running = env.episode_length_buf > 8  # has not ended yet
     assert running.any() and torch.equal(env.episode_length_buf[running], assigned[0][running] + 8)
     assert inner.staggered[running].all()

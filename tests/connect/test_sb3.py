@@ -1,4 +1,4 @@
-"""Our environments as Stable-Baselines3's."""
+"""Stable-Baselines3 adapter."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from helpers.reference_env import NUM_ENVS, ReferenceEnv, make
 
 @pytest.fixture(autouse=True)
 def no_logs_in_tmp(monkeypatch, tmp_path):
-    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))  # else a folder in /tmp for each training
+    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))  # default: a folder in /tmp per training
 
 
-def test_what_sb3_asks_of_an_environment():
+def test_adapter_implements_sb3_interface():
     env = Sb3Env(make(critic=True, clip_actions=0.5))
     assert isinstance(env, Sb3VecEnv) and env.num_envs == NUM_ENVS
     assert env.observation_space.shape == (4,) and env.action_space.high.tolist() == [0.5]
@@ -37,7 +37,7 @@ def test_what_sb3_asks_of_an_environment():
     assert env.has_attr("note") and not env.has_attr("no_such_thing")
 
 
-def test_the_info_of_an_end_has_the_episode():
+def test_info_at_episode_end_has_return_and_length():
     reference, env = ReferenceEnv(), Sb3Env(make(), reward_scale=0.5)
     returns, lengths = torch.zeros(NUM_ENVS), torch.zeros(NUM_ENVS)
     for _ in range(40):
@@ -54,7 +54,7 @@ def test_the_info_of_an_end_has_the_episode():
         returns, lengths = returns.masked_fill(ours.done, 0.0), lengths.masked_fill(ours.done, 0.0)
 
 
-def test_a_diverged_env_ends_with_its_previous_observation():
+def test_diverged_env_ends_with_previous_observation():
     env = Sb3Env(make(speed_at=3))
     for _ in range(3):
         before = env._last.numpy()
@@ -62,14 +62,14 @@ def test_a_diverged_env_ends_with_its_previous_observation():
     assert "episode" not in infos[1] and np.array_equal(infos[1]["terminal_observation"], before[1])
 
 
-def test_a_return_is_of_a_whole_episode():
+def test_returns_cover_whole_episodes():
     env = Sb3Env(make(randomize_episode_start=True, max_force=1e-3, reset_distance=100.0))
     infos = [info for _ in range(24) for info in env.step(np.zeros((NUM_ENVS, 1)))[3] if info]
     lengths = [info["episode"]["l"] for info in infos if "episode" in info]
     assert set(lengths) == {12} and NUM_ENVS <= len(lengths) < 2 * NUM_ENVS <= len(infos)
 
 
-def test_a_seed_is_that_of_all_random_numbers_of_the_environment():
+def test_seed_fixes_all_random_numbers():
     noise = {"observations": {"pole_vel": {"noise": 0.5}}}
     env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=NUM_ENVS, device="cpu", seed=3, task=noise))
     env.seed(7)
@@ -80,7 +80,7 @@ def test_a_seed_is_that_of_all_random_numbers_of_the_environment():
     assert np.array_equal(env.reset(), first)
 
 
-def test_sb3s_wrappers_and_evaluation_take_it():
+def test_adapter_works_with_sb3_wrappers_and_evaluation():
     env = VecNormalize(VecCheckNan(VecMonitor(Sb3Env(make())), raise_exception=True), norm_reward=False)
     model = PPO("MlpPolicy", env, n_steps=8, batch_size=32, n_epochs=1, device="cpu", seed=1)
     model.learn(8 * NUM_ENVS)
@@ -89,10 +89,10 @@ def test_sb3s_wrappers_and_evaluation_take_it():
     assert len(lengths) == 10 and max(lengths) <= 12
 
 
-def test_a_truncated_episode_is_worth_the_value_of_its_last_observation():
-    # the time limit alone ends episodes; actions hardly matter
+def test_truncated_episode_bootstraps_final_observation():
+    # only the time limit ends episodes; actions hardly matter
     reference = ReferenceEnv(max_force=1e-3, reset_distance=100.0)
-    reference.env.reset()  # SB3 begins with a reset
+    reference.env.reset()  # SB3 starts with a reset
     for _ in range(12):
         last = reference.step(torch.zeros(NUM_ENVS, 1))
     assert last.truncated.all()

@@ -1,4 +1,4 @@
-"""Our environments as skrl's, and its PPO with the last observation of an episode."""
+"""skrl adapter, and PPO that bootstraps from the final observation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpusim_rl.connect.skrl import FinalObsPPO
 from helpers.reference_env import NUM_ENVS, make
 
 
-def test_what_skrl_asks_of_an_environment():
+def test_adapter_implements_skrl_interface():
     env = SkrlEnv(make(critic=True))
     assert isinstance(env, Wrapper)
     assert (env.num_envs, env.num_agents, env.device.type) == (NUM_ENVS, 1, "cpu")
@@ -29,11 +29,11 @@ def test_what_skrl_asks_of_an_environment():
     assert obs.shape == (NUM_ENVS, 4) and state is not None and state.shape == (NUM_ENVS, 8)
     assert reward.shape == terminated.shape == truncated.shape == (NUM_ENVS, 1)
     assert terminated.dtype == truncated.dtype == torch.bool
-    assert torch.equal(env.reset()[0], obs), "only the first reset resets"
+    assert torch.equal(env.reset()[0], obs), "later resets return the current observation"
     assert SkrlEnv(make()).state_space is None and SkrlEnv(make()).state() is None
 
 
-def test_a_diverged_env_ends_with_its_previous_observation():
+def test_diverged_env_ends_with_previous_observation():
     env = SkrlEnv(make(speed_at=3))
     for _ in range(3):
         before = env.reset()[0]
@@ -70,8 +70,8 @@ def agent_for(kind: type[PPO], env: SkrlEnv, tmp_path: Any) -> PPO:
 
 @pytest.mark.parametrize("critic", [False, True])
 @pytest.mark.parametrize("kind", [PPO, FinalObsPPO])
-def test_a_truncated_episode_is_worth_the_value_of_its_last_observation(kind, critic, tmp_path):
-    env = SkrlEnv(make(critic=critic, max_force=1e-3, reset_distance=100.0))  # the time limit alone ends episodes
+def test_truncated_episode_bootstraps_final_observation(kind, critic, tmp_path):
+    env = SkrlEnv(make(critic=critic, max_force=1e-3, reset_distance=100.0))  # only the time limit ends episodes
     agent = agent_for(kind, env, tmp_path)
     truncations, equal = 0, True
     obs, states = env.reset()[0], env.state()
@@ -90,4 +90,4 @@ def test_a_truncated_episode_is_worth_the_value_of_its_last_observation(kind, cr
         truncations += int(truncated.sum())
         obs, states = next_obs, env.state()
     assert truncations > 0
-    assert equal == (kind is FinalObsPPO), "skrl's own takes the next episode's first observation"
+    assert equal == (kind is FinalObsPPO), "plain skrl uses the next episode's first observation"

@@ -1,4 +1,4 @@
-"""What every library of tensors gets from us, on a stand-in; test_isaaclab.py and test_mjlab.py have the libraries."""
+"""Adapters for tensor-based libraries, on a stand-in; test_isaaclab.py and test_mjlab.py use the real libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU, LIMIT = torch.device("cpu"), 4
 
 
 class Terrain:
-    """Levels that a reset changes, as the curricula of both libraries do."""
+    """Terrain levels that change at reset, as in both libraries' curricula."""
 
     def __init__(self, num_envs: int) -> None:
         self.terrain_levels = torch.zeros(num_envs, dtype=torch.int64)
@@ -40,7 +40,7 @@ class Terrain:
 
 
 class Library:
-    """Observes (episode, step). Env 1 terminates after two steps. It resets itself, or waits for `reset(env_ids)`."""
+    """Stand-in that observes (episode, step); env 1 terminates after two steps. Resets itself or waits for `reset`."""
 
     device, max_episode_length, step_dt = "cpu", LIMIT, 0.1
 
@@ -105,7 +105,7 @@ ACTION = torch.zeros(3, 2)
 
 
 @KINDS
-def test_the_last_observation_is_the_true_one(kind):
+def test_final_observation_precedes_reset(kind):
     env, _ = made(kind)
     assert env.reset()["policy"].tolist() == [[1, 0]] * 3
     seen = [env.step(ACTION) for _ in range(LIMIT)]
@@ -118,15 +118,15 @@ def test_the_last_observation_is_the_true_one(kind):
     assert seen[3].obs["policy"].tolist() == [[2, 0], [3, 0], [2, 0]]
     assert seen[3].reward.tolist() == [4, 2, 4]
     assert seen[3].stats["Metrics/steps"].tolist() == pytest.approx([10 / 3] * 3)
-    ended = 3.0 if kind == "isaaclab" else 1.0  # mjlab's are counts, of which the share is taken
+    ended = 3.0 if kind == "isaaclab" else 1.0  # mjlab logs counts, which become shares
     assert seen[3].stats["Episode_Termination/any"].tolist() == [ended] * 3
-    assert "Metrics/of_steps" in seen[0].stats  # from the first step on
+    assert "Metrics/of_steps" in seen[0].stats  # present from the first step
     assert seen[3].stats["Curriculum/level"].tolist() == [2.5] * 3
     assert [float(step.stats["Metrics/steps"].nan_to_num(-1.0).max()) for step in seen[:3]] == [-1, 2, -1]
 
 
 @KINDS
-def test_a_time_limit_that_is_part_of_the_task_ends_it(kind):
+def test_finite_horizon_terminates_episode(kind):
     env, _ = made(kind, finite=True)
     env.reset()
     last = [env.step(ACTION) for _ in range(LIMIT)][-1]
@@ -135,7 +135,7 @@ def test_a_time_limit_that_is_part_of_the_task_ends_it(kind):
 
 
 @KINDS
-def test_what_is_not_finite_is_no_sample_and_a_new_episode_begins(kind, caplog):
+def test_non_finite_step_is_dropped_and_resets_env(kind, caplog):
     env, library = made(kind)
     env.reset()
     library.bad[2] = True
@@ -145,16 +145,16 @@ def test_what_is_not_finite_is_no_sample_and_a_new_episode_begins(kind, caplog):
     assert bad.reward.tolist() == [1, 1, 0]
     assert bad.final_obs["policy"].tolist() == [[1, 1], [1, 1], [0, 0]]
     following = env.step(ACTION)
-    by_library = kind == "isaaclab"  # it alone can reset: a step is spent on that, and is not counted as a failure
+    by_library = kind == "isaaclab"  # only the library can reset, which takes one skipped step
     assert following.diverged.tolist() == following.skipped.tolist() == [False, False, by_library]
     assert following.obs["policy"][2].tolist() == ([2, 0] if by_library else [2, 1])
     assert not bool((following.terminated | following.truncated)[2])
     assert env.first_diverged() is None
-    assert "Theirs: step() returned NaN or infinity (env 2)" in caplog.text
+    assert "Theirs" in caplog.text and "env 2" in caplog.text
 
 
 @KINDS
-def test_a_bad_action_does_not_reach_the_library(kind):
+def test_non_finite_action_does_not_reach_library(kind):
     env, _ = made(kind)
     env.reset()
     step = env.step(torch.tensor([[0.0, 0.0], [torch.inf, 0.0], [0.0, torch.nan]]))
@@ -162,7 +162,7 @@ def test_a_bad_action_does_not_reach_the_library(kind):
 
 
 @KINDS
-def test_levels_and_counters_of_another_run_are_taken_over(kind):
+def test_terrain_levels_and_counters_are_restored(kind):
     env, library = made(kind)
     env.reset()
     env.begin_from({"common_step_counter": 700, "terrain_levels": torch.tensor([3, 5])})
@@ -173,13 +173,13 @@ def test_levels_and_counters_of_another_run_are_taken_over(kind):
     assert state["common_step_counter"] == 700
     assert state["terrain_levels"].tolist() == [3, 5, 3]
     library.reset()
-    assert library.scene.terrain.terrain_levels.tolist() == [2, 4, 2]  # from now on they change again
+    assert library.scene.terrain.terrain_levels.tolist() == [2, 4, 2]  # resets change them again
     env.close()
     assert library.closed
 
 
 @KINDS
-def test_difficulties_of_a_curriculum_are_taken_over(kind):
+def test_curriculum_state_is_restored(kind):
     class Scheduler:
         def __init__(self) -> None:
             self.levels = torch.zeros(3)
@@ -202,14 +202,14 @@ def test_difficulties_of_a_curriculum_are_taken_over(kind):
     assert terms[0].func.levels.tolist() == [4, 5, 4]
 
 
-def test_an_observation_that_is_not_finite_at_the_start_ends_the_run():
+def test_non_finite_initial_observation_ends_run():
     env, library = made("mjlab")
     library.episode[0] = torch.nan
     with raises(TaskError, key="Theirs"):
         env.reset()
 
 
-def test_observations_that_cannot_be_represented_are_one_line():
+def test_unsupported_observations_are_rejected():
     env, library = made("isaaclab")
     library.group = "pixels"
     with raises(ConfigError, key="Theirs", hint="Available: camera, pixels"):
@@ -219,7 +219,7 @@ def test_observations_that_cannot_be_represented_are_one_line():
         env.reset()
 
 
-def test_actions_go_to_the_bounds_of_the_library():
+def test_actions_are_scaled_to_library_bounds():
     space = SimpleNamespace(shape=(3,), low=np.array([-2.0, 0.0, -np.inf]), high=np.array([2.0, 10.0, np.inf]))
     ours, send = actions_of(space, CPU, "Theirs")
     assert ours == Box(3, bounds=((-2.0, 2.0), (0.0, 10.0), (-np.inf, np.inf)))
@@ -230,7 +230,7 @@ def test_actions_go_to_the_bounds_of_the_library():
         actions_of(SimpleNamespace(spaces={}), CPU, "Theirs")
 
 
-def test_several_agents_are_refused():
+def test_multiple_agents_are_rejected():
     library = Library()
     library.cfg.possible_agents = ["a", "b"]
     with pytest.raises(ConfigError, match=r"Theirs: .*several agents"):
@@ -245,14 +245,14 @@ def test_several_agents_are_refused():
         ({"vectorization": "async"}, "env.vectorization"),
     ],
 )
-def test_settings_without_effect_are_refused(changes, key):
+def test_settings_without_effect_are_rejected(changes, key):
     cfg = prepare("MjLab", env={"id": "Some-Env", "cfg": {"scene": {"env_spacing": 8}}}).cfg.env
     refuse_unused(cfg, "theirs", {"auto_reset": "x"})
     with raises(ConfigError, key=key):
         refuse_unused(dataclasses.replace(cfg, **changes), "theirs", {"auto_reset": "x"})
 
 
-def test_what_a_library_says_when_it_makes_envs_is_one_line():
+def test_library_error_while_making_envs_is_one_line():
     with pytest.raises(ConfigError, match=r"^My-Env: got an unexpected$"), in_one_line("My-Env"):
         raise TypeError("got an unexpected\nand more")
     with pytest.raises(ConfigError, match=r"No module named 'carb'\. .*Kit"), in_one_line("My-Env"):
@@ -261,7 +261,7 @@ def test_what_a_library_says_when_it_makes_envs_is_one_line():
 
 @dataclass
 class Fields:
-    length_s: float = 5  # Isaac Lab gives whole numbers to fields that are float
+    length_s: float = 5  # Isaac Lab assigns ints to float fields
     decimation: int = 4
     limits: tuple[float, float] = (0.0, 1.0)
     pose: dict[str, float] = field(default_factory=lambda: {"hip": 0.0})
@@ -272,13 +272,13 @@ class Fields:
 @pytest.mark.parametrize(
     ("changes", "key", "words"),
     [
-        ({"decimation": 2.5}, "decimation", "int, such as 4, got 2.5"),
+        ({"decimation": 2.5}, "decimation", "int.*got 2.5"),
         ({"decimation": None}, "decimation", "int"),
         ({"decimation": True}, "decimation", "int"),
         ({"limits": [1]}, "limits", "tuple"),
         ({"limits": ["a", 1]}, "limits", "tuple"),
-        ({"weights": {"alive": {"weight": "a"}}}, "weights.alive.weight", "float, such as 1.0, got 'a'"),
-        ({"decimatio": 1}, "decimatio", "Did you mean 'decimation'"),
+        ({"weights": {"alive": {"weight": "a"}}}, "weights.alive.weight", "float.*got 'a'"),
+        ({"decimatio": 1}, "decimatio", "'decimation'"),
         ({"decimation": {"unit": 1}}, "decimation.unit", "no such field"),
     ],
 )
@@ -293,10 +293,10 @@ def test_configuration_fields_are_set_by_name(changes, key, words):
     assert error.value.key == f"env.cfg.{key}"
 
 
-def test_a_library_that_is_missing_or_another_version_is_one_line():
+def test_missing_or_untested_library_is_reported_in_one_line():
     for task, name in (("IsaacLab", "isaaclab"), ("MjLab", "mjlab")):
         spec = prepare(task, env={"id": "Some-Env"}, device="cpu")
-        with pytest.raises(ConfigError, match=f"task={task}.*: {name} is missing. Try pip install"):
+        with pytest.raises(ConfigError, match=f"task={task}.*{name} is missing.*pip install"):
             spec.task_class.from_settings(spec.cfg.env, num_envs=2, seed=0, device=CPU)
     for kind, switch in (("isaaclab", "compute_final_obs"), ("mjlab", "auto_reset")):
         library = Library()
@@ -305,7 +305,7 @@ def test_a_library_that_is_missing_or_another_version_is_one_line():
             {"isaaclab": IsaacLabEnv, "mjlab": MjLabEnv}[kind](library, "Theirs")
 
 
-def test_settings_without_effect_on_other_tasks_are_refused():
+def test_library_settings_are_rejected_for_other_tasks():
     with raises(ConfigError, key="env.cfg"):
         cfg = prepare("Gymnasium", env={"id": "CartPole-v1", "cfg": {"a": 1}}).cfg.env
         prepare("Gymnasium").task_class.from_settings(cfg, num_envs=2, seed=0, device=CPU)
@@ -314,10 +314,10 @@ def test_settings_without_effect_on_other_tasks_are_refused():
             prepare(task, **{section: {key: {"a": 1} if section == "task" else "newton_mjwarp"}})
 
 
-def test_the_library_steps_where_the_learner_is_and_outside_of_our_graphs():
+def test_library_steps_on_learner_device_outside_cuda_graphs():
     spec = prepare("IsaacLab", env={"id": "Some-Env"}, device="cpu")
     device, sim = choose_devices(spec.cfg, outside=spec.task_class)
-    assert (str(device), str(sim)) == ("cpu", "Isaac Lab's own, on cpu")
+    assert str(device) == "cpu" and str(sim).startswith("Isaac Lab")
     cuda = torch.device("cuda", 0)
     choice = choose_graph("auto", cuda, cuda, physics_steps=1, check_task=False, library="Isaac Lab")
-    assert (choice.mode, choice.reason) == ("update", "a step is Isaac Lab's own")
+    assert choice.mode == "update" and "Isaac Lab" in choice.reason

@@ -1,4 +1,4 @@
-"""Dockerfile and its start command; the image is not built here."""
+"""Dockerfile and its start command, without building the image."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def lines(instruction: str) -> list[str]:
     return re.findall(rf"^{instruction} (.+)$", joined, re.MULTILINE)
 
 
-def test_the_image_is_pinned_and_its_user_is_not_root():
+def test_base_image_is_pinned_and_user_is_not_root():
     [base], [user] = lines("FROM"), lines("USER")
     assert base == "python:3.12-slim"
     assert int(user.split(":")[0]) > 0 and DOCKERFILE.rstrip().endswith(f"USER {user}")
 
 
-def test_layers_hold_no_caches():
+def test_layers_contain_no_caches():
     installs = [line for line in lines("RUN") if "pip install" in line]
     assert installs and all("--no-cache-dir" in line for line in installs)
     assert all("rm -rf /var/lib/apt/lists/*" in line for line in lines("RUN") if "apt-get" in line)
 
 
-def test_the_extras_exist():
+def test_installed_extras_exist():
     [extras] = re.findall(r'"\.\[([\w,]+)\]"', DOCKERFILE)
     known = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert {*extras.split(",")} <= {*known} and "ray" in extras.split(",")
 
 
-def test_triton_has_a_compiler_and_caches_are_on_the_volume():
+def test_triton_has_compiler_and_caches_are_on_volume():
     [packages] = [line for line in lines("RUN") if "apt-get install" in line]
     assert {"gcc", "g++"} <= {*packages.split()}
     variables = dict(re.findall(r"(\w+)=(\S+)", " ".join(lines("ENV"))))
@@ -50,7 +50,7 @@ def test_triton_has_a_compiler_and_caches_are_on_the_volume():
     assert all(path.startswith("/cache/") for name, path in variables.items() if name != "RUNS")
 
 
-def test_what_the_build_needs_is_sent_to_it_and_nothing_else():
+def test_build_context_is_minimal():
     ignored = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
     kept = {line[1:] for line in ignored if line.startswith("!")}
     assert "*" in ignored and all((ROOT / name).exists() for name in kept)
@@ -86,25 +86,25 @@ def iterations(runs: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_pod_that_takes_the_place_of_another_continues_its_run(tmp_path):
+def test_replacement_pod_continues_run(tmp_path):
     first = start(tmp_path, "max_iterations=100000", "log.interval=1", "log.checkpoint_interval=5")
     wait_for("ours/2*/checkpoints/last.pt", tmp_path, first)
-    first.send_signal(signal.SIGTERM)  # to the shell's process, as Kubernetes sends it
+    first.send_signal(signal.SIGTERM)  # to the shell process, as Kubernetes does
     assert first.wait(60) == 128 + signal.SIGTERM, first.communicate()[0]
     before = iterations(tmp_path)
     second = start(tmp_path, f"max_iterations={before[-1] + 3}")
-    said = second.communicate(timeout=60)[0]
-    assert second.returncode == 0, said
+    output = second.communicate(timeout=60)[0]
+    assert second.returncode == 0, output
     assert iterations(tmp_path)[: len(before)] == before and iterations(tmp_path)[-1] == before[-1] + 3
 
 
-def test_a_run_without_a_checkpoint_begins_again(tmp_path):
+def test_run_without_checkpoint_starts_from_scratch(tmp_path):
     (tmp_path / "ours" / "2026-01-01_00-00-00" / "checkpoints").mkdir(parents=True)
     variables = {**os.environ, "RUNS": str(tmp_path), "EXPERIMENT": "ours"}
-    said = subprocess.run(["sh", SCRIPT, "echo", "train.py"], env=variables, capture_output=True, text=True).stdout
-    assert said.split() == ["train.py", "experiment=ours", f"log.dir={tmp_path}"]
+    output = subprocess.run(["sh", SCRIPT, "echo", "train.py"], env=variables, capture_output=True, text=True).stdout
+    assert output.split() == ["train.py", "experiment=ours", f"log.dir={tmp_path}"]
 
 
-def test_the_name_of_the_script_is_no_word_of_the_shell():
-    said = subprocess.run(["bash", "-c", f"type -t {SCRIPT.name}"], capture_output=True, text=True).stdout
-    assert said == ""  # Ray gives the command line to a shell
+def test_script_name_is_no_shell_builtin():
+    output = subprocess.run(["bash", "-c", f"type -t {SCRIPT.name}"], capture_output=True, text=True).stdout
+    assert output == ""  # Ray runs the command line in a shell

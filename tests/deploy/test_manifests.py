@@ -72,7 +72,7 @@ def check_schema(one: dict[str, Any]) -> None:
     if one["kind"] == "TrainJob":
         model = TrainerV1alpha1TrainJob.from_dict(one)
         assert model is not None
-        assert model.to_dict() == one  # a field that the model does not know is gone
+        assert model.to_dict() == one  # unknown fields would be missing
     elif one["kind"] == "RayJob":
         jsonschema.validate(one, RAYJOB)
         for pod in pod_specs(one):
@@ -88,7 +88,7 @@ def test_objects_follow_their_schemas(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_misspelled_field_is_found(overlay):
+def test_misspelled_field_is_found(overlay):
     job = workload(overlay)
     job["spec"]["backofLimit"] = 3
     with pytest.raises((AssertionError, jsonschema.ValidationError)):
@@ -97,14 +97,14 @@ def test_a_misspelled_field_is_found(overlay):
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-def test_kubectl_renders_the_same(overlay):
+def test_kubectl_renders_same_objects(overlay):
     folder = ROOT / "deploy" / "overlays" / overlay
-    said = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
 
     def by_name(objects: Any) -> dict[Any, Any]:
         return {(one["kind"], one["metadata"]["name"]): one for one in objects}
 
-    assert by_name(yaml.safe_load_all(said)) == by_name(render(folder))
+    assert by_name(yaml.safe_load_all(output)) == by_name(render(folder))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_yaml_is_clean(file):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_command_line_is_ours(overlay):
+def test_command_line_has_valid_settings(overlay):
     program, *words = command_line(overlay)
     assert program == "start-or-continue"
     [script] = [number for number, word in enumerate(words) if word.endswith("train.py")]
@@ -124,7 +124,7 @@ def test_the_command_line_is_ours(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_processes_are_as_many_as_gpus(overlay):
+def test_one_process_per_gpu(overlay):
     gpus = learner(overlay)["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
     if overlay == "trainjob":
         assert workload(overlay)["spec"]["trainer"]["numProcPerNode"] == gpus
@@ -135,7 +135,7 @@ def test_processes_are_as_many_as_gpus(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_shared_memory_is_large_and_within_the_memory_limit(overlay):
+def test_shared_memory_fits_memory_limit(overlay):
     for pod in pod_specs(workload(overlay)):
         [container] = pod["containers"]
         [volume] = [one for one in pod["volumes"] if one["name"] == "shm"]
@@ -145,7 +145,7 @@ def test_shared_memory_is_large_and_within_the_memory_limit(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_process_has_rights_that_it_does_not_need(overlay):
+def test_pods_run_without_privileges(overlay):
     for pod in pod_specs(workload(overlay)):
         assert pod["securityContext"]["runAsNonRoot"] is True and pod["securityContext"]["runAsUser"] > 0
         assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
@@ -155,13 +155,13 @@ def test_no_process_has_rights_that_it_does_not_need(overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_pods_start_at_once_and_have_time_for_a_checkpoint_after_sigterm(overlay):
-    assert learner(overlay)["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"  # also with large volumes
+def test_pods_start_fast_and_have_time_to_save_on_sigterm(overlay):
+    assert learner(overlay)["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"  # no chown of large volumes
     assert learner(overlay)["terminationGracePeriodSeconds"] >= 2 * LONG_S
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_runs_and_kernels_outlive_the_pod(overlay):
+def test_runs_and_kernels_outlive_pod(overlay):
     objects = render(ROOT / "deploy" / "overlays" / overlay)
     claims = {one["metadata"]["name"] for one in objects if "Claim" in one["kind"]}
     pod = learner(overlay)
@@ -172,7 +172,7 @@ def test_runs_and_kernels_outlive_the_pod(overlay):
 
 
 @pytest.mark.parametrize("overlay", JOBS)
-def test_a_preempted_pod_does_not_count_as_a_failure(overlay):
+def test_preempted_pod_is_no_failure(overlay):
     spec = workload(overlay)["spec"]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy needs it
     assert spec["backoffLimit"] > 0
@@ -186,8 +186,8 @@ def test_pods_of_several_nodes_find_each_other():
     spec, name = job["spec"], job["metadata"]["name"]
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
     assert f"--nnodes={spec['completions']}" in words and "--node-rank=$(NODE_RANK)" in words
-    assert "--max-restarts=0" in words  # torchrun waits for ever for a node that was lost
-    assert not any(word.startswith("--rdzv-backend") for word in words)  # with c10d for 16 minutes at its end, too
+    assert "--max-restarts=0" in words  # otherwise torchrun waits forever for a lost node
+    assert not any(word.startswith("--rdzv-backend") for word in words)  # c10d also waits 16 minutes at the end
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
     assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
@@ -200,7 +200,7 @@ def test_pods_of_several_nodes_find_each_other():
     assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def test_a_ray_cluster_ends_with_its_job_asks_for_a_token_and_scales():
+def test_ray_cluster_ends_with_job_requires_token_and_scales():
     spec = workload("ray")["spec"]
     assert spec["shutdownAfterJobFinishes"] is True and spec["submissionMode"] == "K8sJobMode"
     assert spec["ttlSecondsAfterFinished"] > 0 and spec["activeDeadlineSeconds"] > 0 and spec["backoffLimit"] > 0
@@ -210,16 +210,16 @@ def test_a_ray_cluster_ends_with_its_job_asks_for_a_token_and_scales():
     assert all(pod["restartPolicy"] == "Never" for pod in pod_specs(workload("ray")))  # required by autoscaler v2
 
 
-def test_the_learner_of_a_ray_cluster_ends_before_its_head():
+def test_ray_learner_ends_before_head():
     [container] = learner("ray")["containers"]
     [word] = container["lifecycle"]["preStop"]["exec"]["command"]
     assert (ROOT / "deploy" / word).stat().st_mode & 0o111
     assert f"deploy/{word} /usr/local/bin/" in (ROOT / "deploy" / "Dockerfile").read_text()
-    assert "EXPERIMENT" in [one["name"] for one in container["env"]]  # by which the hook knows the training
+    assert "EXPERIMENT" in [one["name"] for one in container["env"]]  # identifies the training in the hook
     assert command_line("ray")[0] == "start-or-continue"
 
 
-def test_actors_are_on_spot_nodes_and_the_learner_is_not():
+def test_only_actors_run_on_spot_nodes():
     cluster = workload("ray")["spec"]["rayClusterSpec"]
     [group], head = cluster["workerGroupSpecs"], cluster["headGroupSpec"]
     pod = group["template"]["spec"]
@@ -231,13 +231,13 @@ def test_actors_are_on_spot_nodes_and_the_learner_is_not():
     assert affinity["nodeSelectorTerms"] == [{"matchExpressions": [{"key": label, "operator": "DoesNotExist"}]}]
 
 
-def test_there_is_a_cpu_for_each_actor():
+def test_each_actor_has_a_cpu():
     [group] = workload("ray")["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     cpus = int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"])
     assert f"num_actors={group['maxReplicas'] * cpus}" in command_line("ray")
 
 
-def test_ray_and_the_image_have_one_version():
+def test_ray_version_is_equal_in_cluster_and_image():
     version = workload("ray")["spec"]["rayClusterSpec"]["rayVersion"]
     [asked] = re.findall(r"^ARG RAY_VERSION=(.+)$", (ROOT / "deploy" / "Dockerfile").read_text(), re.MULTILINE)
     [low, high] = re.findall(r'"ray\[tune\]>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text())[0]

@@ -1,4 +1,4 @@
-"""Checks of the machine: what is wrong comes with a fix."""
+"""Machine checks: every problem comes with a fix."""
 
 from __future__ import annotations
 
@@ -19,26 +19,18 @@ GIANT = Gpu("Giant", "9.0", 80.0, bf16=True)
 @pytest.mark.parametrize(
     ("driver", "built_for", "gpus", "visible", "state", "text", "fix"),
     [
-        (None, None, [], None, "ok", "physics and learning run on the CPU", ""),
-        (
-            DRIVER,
-            None,
-            [],
-            None,
-            "warning",
-            "driver 580.1, GPUs: Giant; torch cannot use them: it is a CPU build",
-            "CUDA",
-        ),
+        (None, None, [], None, "ok", "CPU", ""),
+        (DRIVER, None, [], None, "warning", "driver 580.1, GPUs: Giant; ", "CUDA"),
         (DRIVER, "13.0", [], "", "warning", "CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
-        (DRIVER, "13.0", [], None, "warning", "torch cannot use them", "built for an older CUDA than 13.0"),
+        (DRIVER, "13.0", [], None, "warning", "torch cannot use them", "CUDA than 13.0"),
         (DRIVER, "13.0", [Gpu("Old", "5.2", 4.0, False, "no kernel")], None, "failed", "no kernel", "device=cpu"),
         (DRIVER, "13.0", [Gpu("Full", "9.0", 80.0, True, "out of memory")], None, "failed", "memory", "nvidia-smi"),
         (DRIVER, "13.0", [Gpu("Busy", "9.0", 80.0, True, "are busy or")], None, "failed", "busy", "nvidia-smi"),
-        (DRIVER, "13.0", [Gpu("Less", "7.5", 16.0, False)], None, "ok", "no bf16: networks run in fp32", ""),
+        (DRIVER, "13.0", [Gpu("Less", "7.5", 16.0, False)], None, "ok", "no bf16: ", ""),
         (DRIVER, "13.0", [GIANT], None, "ok", "cuda:0 Giant, capability 9.0, 80 GB, bf16", ""),
     ],
 )
-def test_gpus(driver, built_for, gpus, visible, state, text, fix):
+def test_gpu_check_reports_state_and_fix(driver, built_for, gpus, visible, state, text, fix):
     [check] = gpu_checks(driver, built_for, gpus, visible)
     assert check.state == state and text in check.text and fix in check.fix
     assert bool(check.fix) == (state != "ok")
@@ -49,7 +41,7 @@ def test_little_memory_is_a_warning():
     assert memory_check(1.0).state == "warning" and "num_envs=512" in memory_check(1.0).fix
 
 
-def test_an_unwritable_folder_fails(tmp_path, monkeypatch):
+def test_unwritable_folder_fails(tmp_path, monkeypatch):
     assert disk_check(tmp_path / "a" / "runs").state in ("ok", "warning")
 
     def refuse(**_):
@@ -57,11 +49,11 @@ def test_an_unwritable_folder_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr(machine_check.tempfile, "TemporaryFile", refuse)
     check = disk_check(tmp_path / "runs")
-    assert check.state == "failed" and check.text == f"{tmp_path} cannot be written: Read-only file system"
+    assert check.state == "failed" and str(tmp_path) in check.text and "Read-only" in check.text
 
 
-def test_a_kernel_cache_that_cannot_be_written_is_a_finding(command, tmp_path):
-    """In a process of its own: Warp makes the folder once, when it starts."""
+def test_unwritable_kernel_cache_is_reported(command, tmp_path):
+    """Run in a separate process, because Warp creates the folder only once at start."""
     (tmp_path / "file").touch()
     script = tmp_path / "check.py"
     script.write_text(
@@ -80,7 +72,7 @@ def test_little_disk_is_a_warning(tmp_path, monkeypatch):
     assert disk_check(tmp_path).state == "warning"
 
 
-def test_a_package_that_cannot_be_imported_is_broken_and_ends_the_checks(tmp_path, monkeypatch):
+def test_package_that_fails_to_import_ends_checks(tmp_path, monkeypatch):
     real = importlib.import_module
 
     def broken(name, *rest):
@@ -91,12 +83,12 @@ def test_a_package_that_cannot_be_imported_is_broken_and_ends_the_checks(tmp_pat
     monkeypatch.setattr(importlib, "import_module", broken)
     checks = machine_check.check_machine(tmp_path)
     [failed] = [check for check in checks if check.state == "failed"]
-    assert failed.text.startswith("mujoco ") and "libGL.so.1: cannot open shared object file" in failed.text
+    assert failed.text.startswith("mujoco ") and "libGL.so.1: " in failed.text
     assert "\n" not in failed.text
     assert not any(check.name == "rendering" for check in checks)
 
 
-def test_a_missing_package_is_reported(monkeypatch):
+def test_missing_package_is_reported(monkeypatch):
     version = machine_check.installed_version
     monkeypatch.setattr(machine_check, "installed_version", lambda name: None if "warp" in name else version(name))
     fixes = {check.text: check.fix for check in machine_check._packages()}
@@ -104,7 +96,7 @@ def test_a_missing_package_is_reported(monkeypatch):
 
 
 @pytest.mark.parametrize(("cuda", "state"), [(False, "warning"), (True, "failed")])
-def test_a_python_without_mujoco_warp_is_broken_only_where_there_is_a_gpu(monkeypatch, cuda, state):
+def test_missing_mujoco_warp_fails_only_with_gpu(monkeypatch, cuda, state):
     version = machine_check.installed_version
     monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
     monkeypatch.setattr(machine_check, "installed_version", lambda name: None if "warp" in name else version(name))
@@ -116,6 +108,6 @@ def test_a_python_without_mujoco_warp_is_broken_only_where_there_is_a_gpu(monkey
     assert kernels.state == state and "Python 3.11 or later" in kernels.text
 
 
-def test_a_fix_stands_below_its_line():
+def test_fix_is_printed_below_check():
     text = str(Check("disk", "warning", "0.1 GB free", "free some"))
     assert text.splitlines() == ["warning  disk       0.1 GB free", f"{'':<19} fix: free some"]

@@ -1,4 +1,4 @@
-"""A short training is measured as a user would start it, and leaves nothing."""
+"""Measurement of short trainings, which leave no files or processes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ SMALL = ("task=Cartpole", "device=cpu", "num_envs=16", "ppo.horizon=8")
 
 
 @pytest.fixture(autouse=True)
-def an_empty_folder(tmp_path, monkeypatch):
+def no_leftovers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield
-    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]
-    assert left == []  # but for torch's cache
+    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # torch's cache
+    assert left == []
     assert not [child for child in psutil.Process().children() if "train.py" in " ".join(child.cmdline())]
 
 
 @pytest.mark.slow
-def test_a_training_is_stopped_when_it_has_rows_enough():
+def test_training_is_stopped_after_enough_rows():
     result = measure_training(SMALL, warm_up=2, iterations=3)
     assert result.error is None
     assert result.iterations >= 3 and 0 < result.slowest <= result.env_steps_per_s <= result.fastest
     assert result.lag is None and result.learner_wait is None
 
 
-def test_errors_of_train_are_passed_on():
+def test_training_errors_are_passed_on():
     error = measure_training([*SMALL, "num_envs=-1"], warm_up=1, iterations=1).error
     assert error is not None and "num_envs" in error and "\n" not in error and not error.startswith("error")
 
 
-def test_a_training_that_takes_too_long_is_ended():
-    assert measure_training(SMALL, warm_up=1, iterations=10**9, timeout_s=1.0).error == "took longer than 1 s"
+def test_training_is_ended_after_timeout():
+    assert str(measure_training(SMALL, warm_up=1, iterations=10**9, timeout_s=1.0).error).endswith(" 1 s")
 
 
 @pytest.mark.slow
@@ -50,13 +50,13 @@ def test_processes_of_torchrun_are_measured_together():
     assert error is not None and "\n" not in error
 
 
-def test_a_crashed_training_is_one_line():
+def test_crash_is_reported_in_one_line():
     def failure(code: str) -> str:
         with Child([sys.executable, "-c", code]) as training:
             training.process.wait()
             return _failure(training)
 
-    assert failure("import os; os.kill(os.getpid(), 9)") == "SIGKILL: out of memory?"
+    assert failure("import os; os.kill(os.getpid(), 9)").startswith("SIGKILL: ")
     assert failure("import sys; sys.exit('Traceback\\n\\nOSError: gone')") == "OSError: gone"
     assert failure("print('error: first'); print('torchrun: failed'); 1 / 0") == "first"
     assert failure("import sys; sys.exit(3)") == "exit status 3"

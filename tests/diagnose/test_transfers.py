@@ -1,4 +1,4 @@
-"""The audit: what it counts, how it names it, and what it lets pass."""
+"""Transfer audit: counts, locations and allowed transfers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from helpers.training import Faulty, make_trainer
 CPU = torch.device("cpu")
 
 
-# Our training
+# Training
 
 
 class Reads(Faulty):
     def rewards(self) -> Any:
-        self.last_steps = self.steps.item()  # the line that is to be found
+        self.last_steps = self.steps.item()  # expected location
         return super().rewards()
 
 
-READS_AT = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "to be found" in line)
+READS_AT = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "# expected location" in line)
 
 
 @pytest.fixture
 def audited(tmp_path):
-    """Audit a training in which everything is small: `audited("Ant", sim="mujoco")`."""
+    """Audit a small training: `audited("Ant", sim="mujoco")`."""
     with ExitStack() as stack:
 
         def run(task: Any, **overrides: Any) -> tuple[Any, Audit]:
@@ -48,7 +48,7 @@ def audited(tmp_path):
 
 
 @pytest.mark.parametrize("sim", ["mujoco", pytest.param("mjwarp", marks=pytest.mark.slow)])
-def test_our_training_waits_for_nothing(audited, sim):
+def test_training_has_no_syncs_outside_logging(audited, sim):
     trainer, result = audited("Ant", sim=sim, device="cpu")
     assert trainer.iteration == 3 and result.method == COUNTED
     work = result.work
@@ -59,32 +59,31 @@ def test_our_training_waits_for_nothing(audited, sim):
     assert work["rollout"].operators > 100 and work["update"].operators > 100
     assert transfers.violations(result, rows=2) == []
     first, *rest = transfers.violations(result, rows=1)
-    assert first.startswith("log: 2 copies to the host (") and first.endswith("in 2 iterations, 1 allowed")
-    assert rest[-1].startswith("log: 2 x tolist at ") and "metrics.py:" in rest[-1]
+    assert first.startswith("log: 2 copies ") and first.endswith(", 1 allowed")
+    assert rest[-1].startswith("log: 2 x tolist ") and "metrics.py:" in rest[-1]
 
 
-def test_a_read_in_a_task_is_found_and_named(audited):
+def test_sync_in_task_is_found_by_line(audited):
     trainer, result = audited(Reads)
     steps = 2 * trainer.algorithm.horizon
-    assert transfers.violations(result, rows=2) == [
-        f"rollout: {steps} copies to the host ({8 * steps} bytes) in 2 iterations",
-        f"rollout: {steps} waits of the host in 2 iterations",
-        f"rollout: {steps} x item at tests/diagnose/test_transfers.py:{READS_AT}",
-    ]
+    copies, syncs, place = transfers.violations(result, rows=2)
+    assert copies.startswith(f"rollout: {steps} copies ") and f"({8 * steps} bytes)" in copies
+    assert syncs.startswith(f"rollout: {steps} waits ")
+    assert place == f"rollout: {steps} x item at tests/diagnose/test_transfers.py:{READS_AT}"
 
 
-def test_saving_is_a_phase_of_its_own(tmp_path):
+def test_checkpoint_is_separate_phase(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=100, log={"checkpoint_interval": 1})
     with trainer.logging() as log:
         result = transfers.audit(transfers.our_loop(trainer, log), warm_up=1, iterations=1)
     assert result.work[CHECKPOINT].syncs and transfers.violations(result, rows=1) == []
 
 
-# CUDA: everything but the device
+# CUDA, without a device
 
 
 def trace(*, row: bool = True, warned: bool = False) -> list[dict[str, Any]]:
-    """An iteration replayed from graphs, with the row of metrics, or with a read in the rollout."""
+    """Build the trace of an iteration replayed from graphs, with a row of metrics or a sync in the rollout."""
     events = [
         phase("iteration", 0, 100),
         phase("rollout", 0, 40),
@@ -104,7 +103,7 @@ def trace(*, row: bool = True, warned: bool = False) -> list[dict[str, Any]]:
 
 
 class FakeDevice:
-    """A loop whose traces are given, and whose iterations warn as torch does."""
+    """Loop with given traces whose iterations emit torch's sync warning."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, events: list[dict[str, Any]], *, warned: bool = False) -> None:
         self.around: list[Callable[[str], AbstractContextManager[Any]]] = []
@@ -122,45 +121,41 @@ class FakeDevice:
                 warnings.warn("called a synchronizing CUDA operation (Triggered internally at ...)", stacklevel=1)
 
 
-def test_on_cuda_the_row_of_metrics_may_leave(monkeypatch):
+def test_copy_of_metrics_row_is_allowed_on_cuda(monkeypatch):
     fake = FakeDevice(monkeypatch, trace())
     result = transfers.audit(fake.loop, warm_up=1, iterations=1)
     assert result.method == TRACED and fake.modes == ["warn", "default"]
     assert transfers.violations(result, rows=1) == []
-    assert transfers.violations(result, rows=0)[0] == "log: 1 copies to the host (104 bytes) in 1 iterations"
+    assert transfers.violations(result, rows=0)[0].startswith("log: 1 copies to the host (104 bytes)")
     phases = result.as_dict()["phases"]
     assert phases["rollout"]["busy"] == pytest.approx(35 / 40) == phases["rollout"]["occupied"]
     assert phases["rollout"]["launches"] == 1
     assert "operators" not in phases["rollout"]
 
 
-def test_on_cuda_violations_are_named_by_line_and_by_function(monkeypatch):
+def test_cuda_violations_name_line_and_function(monkeypatch):
     fake = FakeDevice(monkeypatch, trace(warned=True), warned=True)
     lines = transfers.violations(transfers.audit(fake.loop, warm_up=0, iterations=1), rows=1)
-    assert lines[:2] == [
-        "rollout: 1 copies to the device (8 bytes) in 1 iterations",
-        "rollout: 1 waits of the host in 1 iterations",
-    ]
-    assert any("rollout: 1 x sync at tests/diagnose/test_transfers.py:" in line for line in lines)
+    assert lines[0].startswith("rollout: 1 copies to the device (8 bytes)")
+    assert lines[1].startswith("rollout: 1 waits ")
+    assert any("1 x sync at tests/diagnose/test_transfers.py:" in line for line in lines)
     assert f"rollout: 1 x {HTOD} at tasks/ant.py:80 (in rewards)" in lines
 
 
-def test_a_wait_that_only_torch_tells_of_is_a_violation(monkeypatch):
+def test_sync_warned_by_torch_alone_is_violation(monkeypatch):
     fake = FakeDevice(monkeypatch, trace(), warned=True)
     [line, place] = transfers.violations(transfers.audit(fake.loop, warm_up=0, iterations=1), rows=1)
-    assert (
-        line == "rollout: 1 waits of the host in 1 iterations" and "sync at tests/diagnose/test_transfers.py:" in place
-    )
+    assert line.startswith("rollout: 1 waits ") and "sync at tests/diagnose/test_transfers.py:" in place
 
 
-def test_a_profiler_without_kernels_is_an_error(monkeypatch):
+def test_trace_without_kernels_is_an_error(monkeypatch):
     fake = FakeDevice(monkeypatch, [phase("iteration", 0, 1)])
-    with pytest.raises(ConfigError, match="the profiler saw no kernel"):
+    with pytest.raises(ConfigError, match="no kernel"):
         transfers.audit(fake.loop, warm_up=0, iterations=1)
 
 
-def test_real_traces_have_our_phases(tmp_path):
-    """The profiler itself, on the CPU: our ranges come back as phases."""
+def test_real_trace_has_expected_phases(tmp_path):
+    """Profile on the CPU: the ranges become phases."""
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=100)
     with trainer.logging() as log:
         loop = transfers.our_loop(trainer, log)

@@ -1,4 +1,4 @@
-"""What an engine does when an actor is killed or hangs: the others go on, and the lost one comes back."""
+"""Engines with killed or hanging actors: the others continue and the lost one is restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names of proces
 
 
 class Clock:
-    """Time that a test tells."""
+    """Manually advanced clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -46,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @contextmanager
 def engine_of(kind: str, *words: str, num_actors: int = 1) -> Iterator[Engine]:
-    """An engine that was started, and has weights of version 7."""
+    """Start an engine and publish weights of version 7."""
     cartpole = ["task=Cartpole", "num_envs=2"]
     own = any(word.startswith("task=") for word in words)
     common = ["algo=impala", "impala.horizon=4", f"actors={kind}", f"num_actors={num_actors}"]
@@ -84,15 +84,15 @@ def actor_processes(kind: str) -> list[int]:
 
 
 def make_rollout(engine: Engine) -> None:
-    """Lets the one actor, which is ready, record a rollout."""
+    """Record a rollout with the only, ready actor."""
     engine.ask_for_rollout(0)
     recorded = next(answers(engine))
     assert isinstance(recorded, SentRollout) and recorded.version == 7
     engine.release(recorded)
 
 
-def until_lost(engine: Engine) -> Lost:
-    while isinstance(found := next(answers(engine)), SentRollout):  # it was faster
+def wait_until_lost(engine: Engine) -> Lost:
+    while isinstance(found := next(answers(engine)), SentRollout):  # the rollout came first
         engine.release(found)
         engine.ask_for_rollout(0)
     assert isinstance(found, Lost), found
@@ -101,22 +101,22 @@ def until_lost(engine: Engine) -> Lost:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["process", "ray"])
-def test_a_working_actor_that_is_killed_again_and_again_comes_back(kind: str) -> None:
+def test_repeatedly_killed_actor_is_restarted(kind: str) -> None:
     with engine_of(kind) as engine:
-        for kill in range(MOST_DEATHS + 1):  # more often than an actor may die before it has done anything
+        for kill in range(MOST_DEATHS + 1):  # more deaths than an actor without delivery is allowed
             assert isinstance(next(answers(engine)), EnvDescription)
             make_rollout(engine)
             began = time.monotonic()
-            assert engine.get(0.2) == [] and time.monotonic() - began > 0.15, "nothing is under way: it waits"
+            assert engine.get(0.2) == [] and time.monotonic() - began > 0.15, "no call is pending: `get` waits"
             if kill < MOST_DEATHS:
                 [pid] = actor_processes(kind)
                 engine.ask_for_rollout(0)
                 os.kill(pid, signal.SIGKILL)
-                until_lost(engine)  # once, however many calls were under way
+                wait_until_lost(engine)  # reported once for all pending calls
 
 
 class Ledger(Engine):
-    """An engine without actors: it only counts their deaths."""
+    """Engine without actors that counts deaths."""
 
     start = publish = _ask = _get = _replace = close = lambda *args: None  # type: ignore[assignment]
 
@@ -124,11 +124,11 @@ class Ledger(Engine):
         self._received(SentRollout(actor, (), 0, taken=None))  # type: ignore[arg-type]
 
 
-def test_only_actors_that_never_delivered_end_the_run_after_three_deaths() -> None:
+def test_only_actors_without_delivery_end_run_after_three_deaths() -> None:
     engine = Ledger(2)
     for _ in range(MOST_DEATHS - 1):
         engine._died(0, "")
-    engine.delivers(0)  # from now on a machine may take it, whatever the other one does
+    engine.delivers(0)  # proven: tolerates more deaths, independently of actor 1
     for _ in range(4):
         for _ in range(MOST_DEATHS_PROVEN):
             engine._died(0, "")
@@ -143,18 +143,18 @@ def test_only_actors_that_never_delivered_end_the_run_after_three_deaths() -> No
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-def test_an_actor_that_hangs_or_dies_is_replaced(kind: str) -> None:
+def test_hanging_or_dead_actor_is_replaced(kind: str) -> None:
     with engine_of(kind, "actors.timeout_s=2") as engine:
         assert isinstance(next(answers(engine)), EnvDescription)
         make_rollout(engine)
         [pid] = actor_processes(kind)
         os.kill(pid, signal.SIGSTOP)
         engine.ask_for_rollout(0)
-        lost = until_lost(engine)
+        lost = wait_until_lost(engine)
         assert lost.silent_s is not None and 2.0 <= lost.silent_s < 10.0
-        for _ in range(MOST_DEATHS - 1 if kind == "process" else 0):  # Ray retries a start without telling
+        for _ in range(MOST_DEATHS - 1 if kind == "process" else 0):  # Ray retries a start silently
             while not (pids := actor_processes(kind)) or pid in pids:
-                time.sleep(0.01)  # the next one has no command line yet
+                time.sleep(0.01)  # the new process has no command line yet
             os.kill(pid := pids[0], signal.SIGKILL)
             assert isinstance(next(answers(engine)), Lost)
         assert isinstance(next(answers(engine)), EnvDescription)
@@ -162,11 +162,11 @@ def test_an_actor_that_hangs_or_dies_is_replaced(kind: str) -> None:
         make_rollout(engine)
 
 
-STOPS_AT_ITS_START = """
+STOPS_AT_START = """
 import os, pathlib, signal
 import gymnasium, numpy, torch
 
-class Tells(gymnasium.Env):
+class Flag(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -180,27 +180,27 @@ def make(num_envs, marker):
     if os.getpid() != int(os.environ["PID_OF_TESTS"]) and not pathlib.Path(marker).exists():
         pathlib.Path(marker).write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
-    return gymnasium.vector.SyncVectorEnv([Tells] * num_envs)
+    return gymnasium.vector.SyncVectorEnv([Flag] * num_envs)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["process", "ray"])
-def test_an_actor_that_hangs_while_it_makes_its_envs_is_replaced(
+def test_actor_hanging_while_making_envs_is_replaced(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     marker = tmp_path / "marker"
-    (tmp_path / "tells_envs.py").write_text(STOPS_AT_ITS_START)
+    (tmp_path / "flag_envs.py").write_text(STOPS_AT_START)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PID_OF_TESTS", str(os.getpid()))
-    words = ["task=Gymnasium", "env._target_=tells_envs.make", f"+env.kwargs.marker='{marker}'", "num_envs=1"]
+    words = ["task=Gymnasium", "env._target_=flag_envs.make", f"+env.kwargs.marker='{marker}'", "num_envs=1"]
     with engine_of(kind, *words, "env.max_episode_steps=100", "torch_deterministic=true") as engine:
         torch.use_deterministic_algorithms(False)
         until = time.monotonic() + PATIENCE_S
         while not marker.exists() and time.monotonic() < until:
             assert engine.get(0.2) == []
         pid = int(marker.read_text())
-        for _ in range(38):  # 10 x 60 s, 15 s at a look
+        for _ in range(38):  # 10 x 60 s in steps of 15 s
             clock.now += 15.0
             assert engine.get(0.0) == []
         clock.now += 30.0
@@ -213,12 +213,12 @@ def test_an_actor_that_hangs_while_it_makes_its_envs_is_replaced(
         engine.ask_for_step(0, None)
         clock.now += 15.0
         stepped = next(answers(engine))
-        assert isinstance(stepped, Stepped), "its first answer has as long again"
-        assert stepped.obs is not None and stepped.obs["policy"].tolist() == [[True]], "kernels as the learner's"
+        assert isinstance(stepped, Stepped), "the first answer gets the same time again"
+        assert stepped.obs is not None and stepped.obs["policy"].tolist() == [[True]], "torch_deterministic"
 
 
 @pytest.mark.slow
-def test_an_actor_that_waits_for_the_learner_does_not_hang() -> None:
+def test_actor_waiting_for_learner_is_not_hung() -> None:
     with engine_of("process", "actors.timeout_s=2") as engine:
         next(answers(engine))
         make_rollout(engine)
@@ -252,7 +252,7 @@ def make(num_envs):
 
 
 @pytest.mark.slow
-def test_an_actor_that_hangs_while_it_sends_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actor_hanging_while_sending_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stops_envs.py").write_text(SENDS_A_PART)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = ["task=Gymnasium", "env._target_=stops_envs.make", "env.max_episode_steps=100", "num_envs=1"]
@@ -265,8 +265,8 @@ def test_an_actor_that_hangs_while_it_sends_is_replaced(tmp_path: Path, monkeypa
         make_rollout(engine)
 
 
-def looks(watch: Silence, clock: Clock, seconds: int) -> list[int]:
-    """Actors that hang, with a look each second."""
+def hung_actors(watch: Silence, clock: Clock, seconds: int) -> list[int]:
+    """Advance the clock second by second; return the actors reported as hung."""
     found = []
     for _ in range(seconds):
         clock.now += 1.0
@@ -276,52 +276,52 @@ def looks(watch: Silence, clock: Clock, seconds: int) -> list[int]:
 
 def answer_after(watch: Silence, clock: Clock, actor: int, seconds: int) -> None:
     watch.asked(actor)
-    assert looks(watch, clock, seconds) == []
+    assert hung_actors(watch, clock, seconds) == []
     watch.answered(actor)
 
 
-def test_silence_of_an_actor_that_owes_an_answer_is_measured(clock: Clock) -> None:
+def test_silence_counts_only_while_answer_is_pending(clock: Clock) -> None:
     watch = Silence(2, 60.0)
     answer_after(watch, clock, 0, 1)
-    assert looks(watch, clock, 1000) == [], "it is asked for nothing"
+    assert hung_actors(watch, clock, 1000) == [], "no answer is pending"
     watch.asked(0)
-    assert looks(watch, clock, 59) == []
-    assert looks(watch, clock, 1) == [0]
+    assert hung_actors(watch, clock, 59) == []
+    assert hung_actors(watch, clock, 1) == [0]
 
 
-def test_the_first_answer_after_a_start_has_more_time(clock: Clock) -> None:
+def test_first_answer_after_start_gets_more_time(clock: Clock) -> None:
     watch = Silence(1, 60.0)
     for _ in range(2):
         watch.asked(0)
-        assert looks(watch, clock, 599) == []
-        assert looks(watch, clock, 1) == [0]
+        assert hung_actors(watch, clock, 599) == []
+        assert hung_actors(watch, clock, 1) == [0]
         watch.begins(0)
 
 
-def test_slow_envs_have_more_time(clock: Clock) -> None:
+def test_slow_envs_get_more_time(clock: Clock) -> None:
     watch = Silence(2, 60.0)
     answer_after(watch, clock, 0, 100)
     answer_after(watch, clock, 1, 1)
     watch.asked(1)
-    assert looks(watch, clock, 399) == [], "four times what actor 0 took"
-    assert looks(watch, clock, 1) == [1]
+    assert hung_actors(watch, clock, 399) == [], "four times the duration of actor 0"
+    assert hung_actors(watch, clock, 1) == [1]
 
 
-def test_kernels_that_compiled_for_long_give_no_time_for_ever(clock: Clock) -> None:
+def test_long_compilation_extends_timeout_only_once(clock: Clock) -> None:
     watch = Silence(2, 60.0)
     for actor in (0, 1):
         answer_after(watch, clock, actor, 300)
         for _ in range(8):
             answer_after(watch, clock, actor, 1)
     watch.asked(1)
-    assert looks(watch, clock, 60) == [1]
+    assert hung_actors(watch, clock, 60) == [1]
 
 
-def test_a_learner_that_was_away_takes_nobody_for_hung(clock: Clock) -> None:
+def test_pause_of_learner_does_not_mark_actors_hung(clock: Clock) -> None:
     watch = Silence(1, 60.0)
     answer_after(watch, clock, 0, 1)
     watch.asked(0)
-    for away in range(1, 5):  # a long update, or the machine slept
+    for away in range(1, 5):  # a long update, or a suspended machine
         clock.now += 3600.0
         assert watch.look() == ([(0, 60.0)] if away == 4 else [])
     watch.begins(0)
@@ -331,11 +331,11 @@ def test_a_learner_that_was_away_takes_nobody_for_hung(clock: Clock) -> None:
     watch.look()
     watch.answered(0)
     watch.asked(0)
-    assert looks(watch, clock, 60) == [0], "the time away was no answer that took long"
+    assert hung_actors(watch, clock, 60) == [0], "the pause does not count as a slow answer"
 
 
-def test_without_a_timeout_nobody_hangs(clock: Clock) -> None:
+def test_without_timeout_no_actor_is_hung(clock: Clock) -> None:
     watch = Silence(1, None)
     answer_after(watch, clock, 0, 1)
     watch.asked(0)
-    assert looks(watch, clock, 10_000) == []
+    assert hung_actors(watch, clock, 10_000) == []

@@ -1,4 +1,4 @@
-"""Training with actors: what the learner takes, what is lost with an actor, and what users are told."""
+"""Training with actors: rollouts of the learner, lost actors, metrics and errors."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ LONG = "max_iterations=1000000"
 
 
 def train(folder: Path, *arguments: str, check: bool = True) -> Finished:
-    """`python train.py`, as a user types it."""
+    """Run `python train.py` as a user would."""
     return run_command(sys.executable, ROOT / "train.py", *arguments, cwd=folder, check=check)
 
 
 @pytest.mark.parametrize("inference", ["actor", pytest.param("learner", marks=pytest.mark.slow)])
-def test_it_learns_and_logs_what_actors_do(tmp_path: Path, inference: str) -> None:
+def test_actor_training_logs_actor_metrics(tmp_path: Path, inference: str) -> None:
     words = ("actors=process", f"actors.inference={inference}", "max_iterations=12", "log.interval=4")
     run_here(ROOT / "train.py", *SMALL, *words, cwd=tmp_path)
     run = the_run(tmp_path / "runs")
     rows = read_csv(run, machine=True)
     assert [row["iteration"] for row in rows] == ["4", "8", "12"]
     last = rows[-1]
-    assert int(last["env_steps"]) == 12 * 4 * 8  # one rollout of 4 envs and 8 control steps
+    assert int(last["env_steps"]) == 12 * 4 * 8  # a rollout has 4 envs and 8 control steps
     assert float(last["actors/alive"]) >= 1 and float(last["actors/restarts"]) == 0
     assert 0.0 <= float(last["policy/lag_min"]) <= float(last["policy/lag_mean"]) <= float(last["policy/lag_max"]) <= 8
     assert 0.0 < float(last["time/actors"]) < 1.0 and 0.0 <= float(last["actors/wait"]) <= 1.0
@@ -59,23 +59,23 @@ def test_it_learns_and_logs_what_actors_do(tmp_path: Path, inference: str) -> No
 
 
 @pytest.mark.slow
-def test_apex_fills_its_memory_from_actors(tmp_path: Path) -> None:
+def test_apex_fills_replay_memory_from_actors(tmp_path: Path) -> None:
     small = ("algo=apex", "dqn.learning_starts=64", "dqn.batch_size=32", "dqn.replay.capacity=4000")
     base = [word for word in SMALL if "impala" not in word]
     train(tmp_path, *base, *small, "dqn.network.hidden=[16]", "actors=process", "max_iterations=8")
     rows = read_csv(the_run(tmp_path / "runs"))
     assert [int(float(row["replay/transitions"])) for row in rows][-1] == 8 * 4 * 16 == int(rows[-1]["env_steps"])
     assert float(rows[-1]["loss/critic"]) > 0.0
-    # and goes on with it
+    # resume with the same replay memory
     train(tmp_path, "checkpoint=Cartpole", "max_iterations=10", "actors=process")
     rows = read_csv(the_run(tmp_path / "runs"))
     assert [int(float(row["replay/transitions"])) for row in rows][-1] == 10 * 4 * 16
     done = train(tmp_path, "checkpoint=Cartpole", "max_iterations=11", "actors=process", "num_actors=4")
-    assert "the replay memory is refilled" in done.stderr
+    assert "refilled" in done.stderr
 
 
 @pytest.mark.slow
-def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
+def test_rollouts_are_equal_with_either_inference_place(tmp_path: Path) -> None:
     found = []
     settings: dict[str, Any] = {"algo": "impala", "num_envs": 4, "num_actors": 1, "max_iterations": 5}
     settings["impala"] = {"network": {"hidden": [16, 16]}, "precision": "fp32"}
@@ -84,7 +84,7 @@ def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
         spec = prepare("Cartpole", actors={"engine": "process", "inference": inference}, **settings)
         trainer = make_trainer(spec, ALONE)
         try:
-            trainer.collector.collect()  # the first rollout: of the weights that the learner began with
+            trainer.collector.collect()  # the first rollout uses the learner's initial weights
             found.append([tensor.clone() for tensor, _ in trainer.collector._remote.recording()])
         finally:
             trainer.close()
@@ -93,7 +93,7 @@ def test_rollouts_are_the_same_wherever_the_policy_acts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_does_not_explore_as_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_uses_new_exploration_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def jobs(**more: Any) -> list[int]:
         seeds = []
 
@@ -117,7 +117,7 @@ def test_a_resumed_run_does_not_explore_as_at_its_start(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["impala", "sac", "td3"])
-def test_a_run_goes_on_with_actors_or_without(tmp_path: Path, algo: str) -> None:
+def test_run_resumes_with_or_without_actors(tmp_path: Path, algo: str) -> None:
     small = [f"{algo}.network.hidden=[16]"]
     if algo != "impala":
         small += [f"{algo}.learning_starts=64", f"{algo}.batch_size=32", f"{algo}.replay.capacity=4000"]
@@ -133,7 +133,7 @@ def test_a_run_goes_on_with_actors_or_without(tmp_path: Path, algo: str) -> None
 
 
 class _Local(Engine):
-    """No processes: for rollouts that a test makes."""
+    """Engine without processes."""
 
     waits_for = ""
 
@@ -149,10 +149,10 @@ class _Local(Engine):
     def close(self) -> None: ...
 
 
-def test_an_actor_knows_its_place_and_has_no_replay_memory(monkeypatch):
+def test_actor_gets_its_place_and_no_replay_memory(monkeypatch):
     places: list[Any] = []
     make = make_learner.make_algorithm
-    monkeypatch.setattr(make_learner, "make_algorithm", lambda *of: places.append(of[2]) or make(*of))
+    monkeypatch.setattr(make_learner, "make_algorithm", lambda *args: places.append(args[2]) or make(*args))
     config = prepare("Cartpole", algo="apex", num_envs=4, device="cpu").config
     made = Actor(ActorJob(config, 1, 3, 0))
     made.collector.close()
@@ -160,7 +160,7 @@ def test_an_actor_knows_its_place_and_has_no_replay_memory(monkeypatch):
 
 
 class _Scheduled(Rollouts):
-    """Rollouts of an actor in this process, with versions by a schedule."""
+    """Rollouts of an in-process actor with scheduled weight versions."""
 
     def __init__(self, job: ActorJob, versions: list[int]) -> None:
         super().__init__(_Local(1))
@@ -187,7 +187,7 @@ class _Scheduled(Rollouts):
         self.actor.collector.close()
 
 
-def test_actors_that_are_ready_at_the_same_moment_are_all_asked() -> None:
+def test_actors_ready_together_are_all_asked() -> None:
     others = 3
     ready: list[list[Any]] = [
         [EnvDescription(actor, {"policy": 3}, {}, Box(1), 100, 100, "", [], {}) for actor in range(1 + others)]
@@ -207,8 +207,8 @@ def test_actors_that_are_ready_at_the_same_moment_are_all_asked() -> None:
     assert sorted(set(asked)) == [*range(1 + others)] and recorded.numbers()["actors/alive"] == 1 + others
 
 
-def test_lags_are_those_of_a_schedule_and_what_is_too_old_is_dropped(tmp_path: Path, monkeypatch) -> None:
-    # Iterations 0 to 3 take two rollouts each. Those of version 0 are too old in iteration 3.
+def test_policy_lag_is_logged_and_stale_rollouts_are_dropped(tmp_path: Path, monkeypatch) -> None:
+    # Iterations 0 to 3 take two rollouts each. Version 0 is too old in iteration 3.
     versions = [0, 0, 0, 1, 2, 0, 0, 3, 0, 1]
     scheduled: list[_Scheduled] = []
 
@@ -233,7 +233,7 @@ def test_lags_are_those_of_a_schedule_and_what_is_too_old_is_dropped(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_learner_that_dies_leaves_no_actors_and_its_run_goes_on(training, tmp_path: Path) -> None:
+def test_killed_learner_leaves_no_actors_and_run_resumes(training, tmp_path: Path) -> None:
     it = training(*SMALL, "actors=process", LONG, "log.checkpoint_interval=20")
     it.wait_for(lambda: len([*tmp_path.glob("runs/Cartpole/2*/checkpoints/last.pt")]) == 1 and len(it.actors()) == 2)
     actors = it.actors()
@@ -247,7 +247,7 @@ def test_a_learner_that_dies_leaves_no_actors_and_its_run_goes_on(training, tmp_
     assert iterations == [*range(1, saved + 6)]
 
 
-def test_a_learner_that_cannot_be_built_leaves_no_actors(tmp_path: Path, monkeypatch) -> None:
+def test_learner_that_fails_to_build_leaves_no_actors(tmp_path: Path, monkeypatch) -> None:
     def fail(*_: Any) -> None:
         raise ConfigError("does not fit")
 
@@ -263,11 +263,11 @@ def test_a_learner_that_cannot_be_built_leaves_no_actors(tmp_path: Path, monkeyp
     assert closed == [True]
 
 
-def test_an_actor_that_cannot_work_ends_the_run_and_tells_where(tmp_path: Path) -> None:
+def test_failing_actor_ends_run_and_names_cause(tmp_path: Path) -> None:
     (tmp_path / "no_envs.py").write_text("def make(num_envs):\n    raise RuntimeError('no license')\n")
     broken = ("task=Gymnasium", "env._target_=no_envs.make", "algo=impala", "actors=process", "num_actors=1")
     done = run_here(ROOT / "train.py", *broken, cwd=tmp_path)
-    assert done.returncode == 2 and "no_envs.py" in done.stderr, "where it failed: " + done.stderr
+    assert done.returncode == 2 and "no_envs.py" in done.stderr, done.stderr
     assert re.search(r"^error: env\._target_=no_envs\.make: .*RuntimeError: no license", done.stderr, re.MULTILINE)
     assert not (tmp_path / "runs").exists()
 
@@ -300,7 +300,7 @@ def make(num_envs):
         pytest.param("ray", "actor", marks=pytest.mark.slow),
     ],
 )
-def test_a_warning_of_an_actor_is_told_once_by_the_learner(
+def test_actor_warning_is_logged_once_by_learner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str, inference: str
 ) -> None:
     if engine == "ray":
@@ -315,7 +315,7 @@ def test_a_warning_of_an_actor_is_told_once_by_the_learner(
 
 
 @pytest.mark.slow
-def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) -> None:
+def test_actor_that_always_dies_ends_run_with_one_line(tmp_path: Path) -> None:
     code = "import os\ndef make(num_envs):\n    os.write(2, b'bad luck\\n'); os._exit(7)\n"
     (tmp_path / "my_envs.py").write_text(code)
     broken = ("task=Gymnasium", "env._target_=my_envs.make", "algo=impala", "actors=process", "num_actors=1")
@@ -325,7 +325,7 @@ def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "expected"),
     [
         (["num_actors=2"], "num_actors=2"),
         (["actors=process"], "algo=ppo learns only"),
@@ -333,19 +333,19 @@ def test_an_actor_that_always_dies_ends_the_run_with_one_line(tmp_path: Path) ->
         (["actors=process", "algo=impala", "sim_device=cuda"], "sim_device=cuda"),
     ],
 )
-def test_wrong_settings_are_one_line(tmp_path: Path, typed: list[str], told: str) -> None:
+def test_wrong_actor_settings_are_rejected_in_one_line(tmp_path: Path, typed: list[str], expected: str) -> None:
     done = run_here(ROOT / "train.py", "task=Cartpole", *typed, cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and told in done.stderr, done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and expected in done.stderr, done.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_ray_one_line_has_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # as if there were none
+def test_missing_ray_is_reported_with_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # simulates a missing package
     done = run_here(ROOT / "train.py", *SMALL, "actors=ray", cwd=tmp_path)
-    assert done.returncode == 2 and "actors=ray: ray is missing. Try pip install" in done.stderr, done.stderr
+    assert done.returncode == 2 and "actors=ray" in done.stderr and "pip install" in done.stderr, done.stderr
 
 
-def test_another_version_of_ray_is_refused(monkeypatch) -> None:
+def test_untested_ray_version_is_rejected(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     monkeypatch.setattr(provenance, "installed_version", {"ray": "3.1.0"}.get)
     with pytest.raises(ConfigError, match=re.escape(f"actors=ray needs {ray_cluster.REQUIREMENT}, and 3.1.0 is")):
@@ -355,7 +355,7 @@ def test_another_version_of_ray_is_refused(monkeypatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inference", ["actor", "learner"])
-def test_ray_starts_an_actor_again(training, inference: str) -> None:
+def test_ray_restarts_killed_actor(training, inference: str) -> None:
     pytest.importorskip("ray")
     it = training(*SMALL, "actors=ray", f"actors.inference={inference}", LONG)
 
@@ -378,7 +378,7 @@ def test_impala_solves_cartpole_with_actors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", [None, "localhost:1"])
-def test_a_ray_that_does_not_start_is_one_line(monkeypatch, address):
+def test_ray_start_failure_is_reported_in_one_line(monkeypatch, address):
     def init(*_, **__):
         raise Exception("The current node timed out during startup. This could happen because\nsome of the raylet")
 

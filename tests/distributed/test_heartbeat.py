@@ -1,4 +1,4 @@
-"""Signs of life of processes that learn together: whose silence ends a run, and whose does not."""
+"""Heartbeat of data-parallel processes: detection of silent, finished and busy processes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LOST_AFTER_S = 0.6
 
 
 @pytest.fixture
-def said(monkeypatch) -> list[str | None]:
-    """What ends this process, in place of its end."""
+def reported(monkeypatch) -> list[str | None]:
+    """Problems reported by heartbeats, which would end the process outside of tests."""
     problems: list[str | None] = []
 
     def end(self: Heartbeat, problem: str | None = None) -> None:
@@ -36,29 +36,29 @@ def said(monkeypatch) -> list[str | None]:
 
 
 def heartbeat(store: Store, rank: int = 0) -> Heartbeat:
-    """The heartbeat of one of two processes."""
+    """Build the heartbeat of one of two processes."""
     return Heartbeat(store, rank, 2, LOST_AFTER_S)
 
 
-def test_the_line_names_the_process_that_is_silent(said):
+def test_error_names_silent_process(reported):
     store = HashStore()
     store.set("beat_1", "7 (pid 5 on there)")
     with heartbeat(store) as first:
         time.sleep(2 * LOST_AFTER_S)
         assert first.over
-    assert said == ["no sign of life of process 1 (pid 5 on there)"]
+    assert len(reported) == 1 and "process 1 (pid 5 on there)" in reported[0]
 
 
-def test_a_process_that_is_done_is_not_lost(said):
+def test_finished_process_is_not_lost(reported):
     store = HashStore()
     store.set("beat_1", LEFT)
     with heartbeat(store):
         time.sleep(2 * LOST_AFTER_S)
-    assert said == []
+    assert reported == []
     assert store.get("beat_0") == LEFT.encode()
 
 
-def test_a_process_that_ends_with_an_error_is_lost(said):
+def test_process_ending_with_error_is_lost(reported):
     store = HashStore()
     with heartbeat(store) as first:
         with pytest.raises(ZeroDivisionError), heartbeat(store, 1):
@@ -66,30 +66,30 @@ def test_a_process_that_ends_with_an_error_is_lost(said):
             raise ZeroDivisionError
         time.sleep(2 * LOST_AFTER_S)
         assert first.over
-    assert said[0] is not None and said[0].startswith(f"no sign of life of process 1 (pid {os.getpid()} on ")
+    assert reported[0] is not None and f"process 1 (pid {os.getpid()} on " in reported[0]
 
 
-def test_a_process_that_computes_for_long_is_not_lost(said):
+def test_busy_process_is_not_lost(reported):
     store = HashStore()
     other = heartbeat(store, 1)
     with heartbeat(store), other:
         until = time.monotonic() + 3 * LOST_AFTER_S
-        while time.monotonic() < until:  # a compiler, or a task: it never waits
+        while time.monotonic() < until:  # busy without ever waiting, like a compiler
             sum(range(100_000))
-    assert said == []
+    assert reported == []
 
 
-def test_one_process_tells_it_and_the_others_end_with_it(said):
+def test_one_process_reports_loss_and_all_end(reported):
     store = HashStore()
     beats = [Heartbeat(store, rank, 3, LOST_AFTER_S) for rank in (0, 2)]
     store.set("beat_1", "7 (pid 5 on there)")
     with beats[0], beats[1]:
         time.sleep(2 * LOST_AFTER_S)
-    assert [problem for problem in said if problem] == ["no sign of life of process 1 (pid 5 on there)"]
-    assert len(said) == 2
+    [problem] = filter(None, reported)
+    assert len(reported) == 2 and "process 1 (pid 5 on there)" in problem
 
 
-def test_a_store_that_is_silent_is_told(said):
+def test_silent_store_is_reported(reported):
     class Silent(HashStore):
         def multi_get(self, keys: list[str]) -> list[bytes]:
             gone.wait(10 * LOST_AFTER_S)
@@ -99,11 +99,11 @@ def test_a_store_that_is_silent_is_told(said):
     with heartbeat(Silent()):
         time.sleep(2 * LOST_AFTER_S)
         gone.set()
-    assert said == ["no answer from first, the machine of process 0,"]
+    assert len(reported) == 1 and "no answer from first" in reported[0]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP")
-def test_a_process_that_has_stopped_is_killed_and_goes_on_after_a_short_stop():
+def test_stopped_process_is_killed_but_survives_short_stop():
     script = (
         "import time; from torch.distributed import HashStore; from gpusim_rl.distributed.heartbeat import Heartbeat\n"
         "store = HashStore()\n"
@@ -123,6 +123,6 @@ def test_a_process_that_has_stopped_is_killed_and_goes_on_after_a_short_stop():
         assert process.poll() is None
         process.send_signal(signal.SIGSTOP)
         assert process.wait(30) == -signal.SIGKILL
-        said = process.stderr.read()
-    assert f"process 0 of 1 (pid {process.pid} on " in said
-    assert said.endswith("did not run for 3 s (lost_after_s): it is killed\n")
+        errors = process.stderr.read()
+    assert f"process 0 of 1 (pid {process.pid} on " in errors
+    assert "3 s (lost_after_s)" in errors

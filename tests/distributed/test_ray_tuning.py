@@ -1,4 +1,4 @@
-"""Searches on Ray Tune: what is stopped, what is lost, and what users are told."""
+"""Searches on Ray Tune: pruning, lost trials, and console output."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from helpers.searches import SMALL, start, table_of, tune, wait_for
 from helpers.training import read_csv
 
 
-def test_one_command_at_a_time_searches_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_command_may_search_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search = read_search([*SMALL[:-2], "study=poles", "method=asha", f"log.dir={tmp_path}"])
     monkeypatch.setattr(ray_search, "ray_cluster", lambda _: nullcontext())
     (tmp_path / "poles").mkdir()
     with open_file(tmp_path / "poles" / "ray.lock", "ab") as file:
         assert lock(file)
-        with pytest.raises(ConfigError, match="another command"):
+        with pytest.raises(ConfigError, match="another process"):
             ray_search.tune(search)
 
 
 @pytest.mark.slow
-def test_asha_stops_hopeless_trials_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_asha_prunes_trials_and_resumes_search(tmp_path: Path) -> None:
     done = tune(tmp_path, "method=asha", "trials=4", "max_iterations=18", "grace=2")
     assert "complete" in done.stdout and "pruned" in done.stdout, done.stdout
     found = table_of(tmp_path)
     assert len(found) == 4 and len({row["run"] for row in found}) == 4
     for row in found:
         iterations = int(read_csv(Path(row["run"]))[-1]["iteration"])
-        assert iterations == 18 or row["state"] == "pruned"  # which may have been ahead of what Ray had seen
+        assert iterations == 18 or row["state"] == "pruned"  # a pruned run may be ahead of Ray's record
         assert load(Path(row["run"]) / "checkpoints" / "last.pt")["iteration"] == iterations
     again = tune(tmp_path, "method=asha", "trials=5", "max_iterations=18", "grace=2")
     assert again.returncode == 0 and len(table_of(tmp_path)) == 5
 
 
 @pytest.mark.slow
-def test_a_trial_that_is_killed_does_not_end_the_search(tmp_path: Path) -> None:
+def test_killed_trial_does_not_end_search(tmp_path: Path) -> None:
     search = start(tmp_path, "method=asha", "trials=3", "max_iterations=60", "grace=60")
 
     def runs() -> list[int]:
@@ -53,20 +53,20 @@ def test_a_trial_that_is_killed_does_not_end_the_search(tmp_path: Path) -> None:
 
     wait_for(search, lambda: runs() and [*tmp_path.glob("runs/poles.*/2*/metrics.csv")])
     os.kill(runs()[0], signal.SIGKILL)
-    said, _ = search.communicate(timeout=250)
-    assert search.returncode == 0 and "1 fail" in said, said
+    output, _ = search.communicate(timeout=250)
+    assert search.returncode == 0 and "1 fail" in output, output
     assert sorted(row["state"] for row in table_of(tmp_path)) == ["complete", "complete", "fail"], table_of(tmp_path)
     assert sorted(row["log"] for row in table_of(tmp_path)) == ["0000.log", "0001.log", "0002.log"]
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_search_on_ray_and_leaves_no_process(tmp_path: Path) -> None:
+def test_sigterm_ends_ray_search_without_leftover_processes(tmp_path: Path) -> None:
     search = start(tmp_path, "method=asha", "trials=2", "max_iterations=5000")
     wait_for(search, lambda: len([*tmp_path.glob("runs/poles.*/2*/metrics.csv")]) == 2)
     below = psutil.Process(search.pid).children(recursive=True)
     search.terminate()
-    _, said = search.communicate(timeout=100)
-    assert search.returncode == 128 + signal.SIGTERM, said
-    first, last = said.splitlines()  # and no stack trace of Ray's
+    _, errors = search.communicate(timeout=100)
+    assert search.returncode == 128 + signal.SIGTERM, errors
+    first, last = errors.splitlines()  # no stack trace of Ray
     assert first.startswith("poles: 0/2 trials") and last.startswith("stopped: ")
     assert psutil.wait_procs(below, timeout=10)[1] == []

@@ -1,4 +1,4 @@
-"""Memory that processes share: what is in it, what a killed process leaves, and weights that are never torn."""
+"""Shared memory: equal tensors in all processes, cleanup after a kill, and weights without torn reads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ STATE = {"weight": torch.zeros(300_000), "count": torch.zeros((), dtype=torch.in
 
 
 def child(code: str, *fds: int) -> subprocess.Popen[str]:
-    """A process with the files of some memory."""
+    """Start a process with inherited file descriptors of shared memory."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, fds)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, pass_fds=fds, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_another_process_sees_the_same_tensors_and_leaves_nothing_when_it_is_killed() -> None:
+def test_processes_share_tensors_and_killed_one_leaves_nothing() -> None:
     before = set(os.listdir("/dev/shm"))
     memory = SharedMemory()
     first, second, third = memory.lay_out(SHAPES)
@@ -47,7 +47,7 @@ def test_another_process_sees_the_same_tensors_and_leaves_nothing_when_it_is_kil
     process.communicate()
     assert third == 15 and second.tolist() == [False, False, True, False, False]
     memory.close()
-    assert first.sum() == 15, "it stays as long as it is in use"
+    assert first.sum() == 15, "mapped tensors stay valid"
     assert set(os.listdir("/dev/shm")) <= before
 
 

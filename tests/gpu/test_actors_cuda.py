@@ -22,7 +22,7 @@ DEVICE = "cuda"
 
 @pytest.mark.parametrize("inference", ["actor", "learner"])
 @pytest.mark.parametrize("algo", ["impala", "sac"])
-def test_a_learner_on_the_gpu_takes_rollouts_of_actors(tmp_path: Path, algo: str, inference: str) -> None:
+def test_gpu_learner_trains_on_actor_rollouts(tmp_path: Path, algo: str, inference: str) -> None:
     spec = prepare(
         "Cartpole",
         algo=algo,

@@ -1,4 +1,4 @@
-"""Cameras on a CUDA device: what the CPU draws, inside of graphs, and without waiting."""
+"""Cameras on a CUDA device: equality with the CPU, CUDA graphs, and no synchronisation."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def started(name: str, device: str, num_envs: int = 32) -> Sim:
 
 
 @pytest.mark.decisive
-def test_images_are_those_of_the_cpu():
+def test_images_equal_cpu_images():
     expected, sim = started("mujoco", "cpu"), started("mjwarp", DEVICE)
     for output in OUTPUTS:
         one, other = getattr(expected.camera("eye"), output), getattr(sim.camera("eye"), output).cpu()
-        # at edges a ray may go by on the other side; colours are rounded
+        # rays at edges may miss; colours are rounded
         close = torch.isclose(one.double(), other.double(), rtol=1e-3, atol=2.0 if output == "rgb" else 1e-3)
         assert close.float().mean() > 0.995, output
 
@@ -72,7 +72,7 @@ def test_drawing_does_not_synchronise():
 @pytest.mark.decisive
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("mode", ["rollout", "step", "split"])
-def test_graphs_draw_what_eager_code_draws(mode: str, tmp_path: Path):
+def test_graphs_render_same_images_as_eager_code(mode: str, tmp_path: Path):
     states = []
     for graph in ("off", mode):
         settings = {"sim": "mjwarp", "device": DEVICE, "num_envs": 16, "max_iterations": 5, "graph": graph}

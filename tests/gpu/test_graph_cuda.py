@@ -1,4 +1,4 @@
-"""CUDA graphs of rollout and update, on a CUDA device: they do what eager code does, and cross nothing."""
+"""CUDA graphs of rollout and update: equality with eager code, and no transfers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; torch_deterministic needs it
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at CUDA start; required by torch_deterministic
 
 DEVICE = "cuda"
 DECISIVE = pytest.mark.decisive
 CAPTURED = WARM_UP + 1
-"""Iterations after which everything is captured, and has been replayed once."""
+"""Iterations until everything is captured and replayed once."""
 
 
 class Reading(Faulty):
-    """A task that reads a value on the host: no graph can hold it."""
+    """Task that reads a value on the host, which prevents capture."""
 
     def rewards(self):
         terms = super().rewards()
@@ -47,14 +47,14 @@ READS_AT = next(n for n, line in enumerate(Path(__file__).read_text().splitlines
 
 
 def make(task: Any, folder: Path, config: Any = None, /, **overrides: Any) -> Any:
-    """A trainer of 64 envs on CUDA, with MuJoCo Warp."""
+    """Build a trainer of 64 envs with MuJoCo Warp on CUDA."""
     settings: dict[str, Any] = {"sim": "mjwarp", "device": DEVICE, "num_envs": 64, "max_iterations": 1000}
     return make_trainer(task, folder, config, **{**settings, **overrides})
 
 
 @contextmanager
 def running(trainer: Trainer) -> Iterator[Callable[[int], None]]:
-    """The trainer's loop, some iterations at a time, on the stream of its graphs; nothing is saved."""
+    """Yield a function that runs iterations on the graphs' stream, without saving."""
     trainer.save = lambda log: None  # type: ignore[method-assign]
     with trainer.logging() as log:
 
@@ -66,7 +66,7 @@ def running(trainer: Trainer) -> Iterator[Callable[[int], None]]:
 
 
 def trained(task: Any, folder: Path, config: Any = None, iterations: int = 5, /, **overrides: Any) -> dict[str, Any]:
-    """State after some iterations; checks that what was to be captured is."""
+    """Train and return the state; check that all expected segments were captured."""
     trainer = make(task, folder, config, **overrides)
     mode = trainer.collector.graphs.choice.mode
     with running(trainer) as iterate:
@@ -76,9 +76,9 @@ def trained(task: Any, folder: Path, config: Any = None, iterations: int = 5, /,
 
 
 def distance(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, list[str]]:
-    """How far apart two states are, and the paths of what is not equal bit by bit.
+    """Return the distance of two states and the paths of entries that are not bit-identical.
 
-    The largest difference between weights, or the median one between observations: one env may fall the other way.
+    The distance is the largest difference of weights or the median difference of observations, since envs may diverge.
     """
     ignored = ("/elapsed_s", "/wandb_id", "/config", "/overrides")
     first, second = ({path: value for path, value in leaves(state) if not path.startswith(ignored)} for state in (a, b))
@@ -93,7 +93,7 @@ def distance(a: dict[str, Any], b: dict[str, Any]) -> tuple[float, list[str]]:
 
 
 def noise_of(rollout: Rollout) -> Tensor:
-    """What the actions were drawn with, [T, N, actions]."""
+    """Return the noise of the actions, shape [T, N, actions]."""
     policy = DiagonalGaussian.stored(rollout.distribution)
     return (rollout.action - policy.mean) / policy.log_std.exp()
 
@@ -108,7 +108,7 @@ CRITIC = FaultyConfig(episode_length=11, critic=True)
 
 
 def randomized(actor: str, pushes: dict[str, Any], episode_length: int) -> dict[str, Any]:
-    """Settings of a task with other masses at every reset, noise, latency and pushes."""
+    """Build settings with randomized masses, noise, latency and pushes."""
     noise = {"range": [0.0, 0.02], "range_correlated": [0.0, 0.01], "operation": "additive", "distribution": "gaussian"}
     mass = {"range": [0.5, 1.5], "operation": "scaling", "distribution": "uniform"}
     params = {
@@ -120,14 +120,14 @@ def randomized(actor: str, pushes: dict[str, Any], episode_length: int) -> dict[
     return {"task": {"episode_length": episode_length, "randomize": True, "randomization_params": params}}
 
 
-# Where nothing touches anything, randomised envs repeat themselves bit by bit as others do.
+# Without contacts, randomised envs are bit-identical too.
 RANDOM_CARTPOLE = randomized("cartpole", {"interval_s": [0.05, 0.2], "force": [0.0, 5.0], "bodies": ["pole"]}, 9)
 RANDOM_ANT = randomized("ant", {"interval_s": [0.1, 0.3], "velocity": [0.0, 0.5]}, 20)
 
 
 @pytest.fixture(scope="module")
 def eagerly(tmp_path_factory) -> Callable[..., list[dict[str, Any]]]:
-    """States of two eager trainings, which are the same ones for each mode of graphs."""
+    """Cached states of two eager trainings per task and settings."""
     known: dict[str, list[dict[str, Any]]] = {}
 
     def twice(task: Any, config: Any, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ ANT = {"task": {"episode_length": 20}}
         ("step", "Cartpole", RECURRENT),
         ("split", "Cartpole", RECURRENT),
         ("rollout", "Cartpole", BF16),
-        ("rollout", Faulty, {}),  # with a critic that sees more
+        ("rollout", Faulty, {}),  # with critic observations
         ("rollout", Faulty, {"ppo": {"schedule": "linear"}}),
         ("rollout", "Ant", ANT),
         ("step", "Ant", ANT),
@@ -165,12 +165,11 @@ ANT = {"task": {"episode_length": 20}}
         ("step", "Ant", RANDOM_ANT),
     ],
 )
-def test_a_graph_does_what_eager_code_does(mode, task, overrides, eagerly, tmp_path):
-    """As close to eager code as eager code is to itself; bit by bit where that repeats itself bit by bit.
+def test_graph_equals_eager_code(mode, task, overrides, eagerly, tmp_path):
+    """Graphs differ from eager code at most as much as two eager runs do; bit-identical if those are.
 
-    `torch_deterministic` makes torch's kernels and MuJoCo Warp's repeat themselves. Without it physics with contacts
-    does not: constraints get their places by atomic additions, in any order. What a device really does is measured
-    here, by running eagerly twice.
+    `torch_deterministic` makes the kernels of torch and MuJoCo Warp deterministic. Otherwise physics with contacts is
+    not: atomic additions order the constraints. Two eager runs measure the actual spread of the device.
     """
     config = CRITIC if task is Faulty else None
     settings = {"torch_deterministic": True, **overrides}
@@ -183,12 +182,12 @@ def test_a_graph_does_what_eager_code_does(mode, task, overrides, eagerly, tmp_p
     apart, unequal = distance(once, state)
     if not chaotic:
         assert unequal == []
-    # Weights have moved by about 0.05: a graph that does something else is further away than this.
+    # Weights move by about 0.05, so a wrong graph would exceed this.
     assert apart <= 10.0 * spread + 1e-3
 
 
 @pytest.mark.parametrize("mode", [pytest.param("rollout", marks=DECISIVE), "step", "split"])
-def test_every_replay_draws_new_numbers(mode, tmp_path):
+def test_every_replay_draws_new_noise(mode, tmp_path):
     trainer = make("Cartpole", tmp_path, graph=mode)
     with running(trainer) as iterate:
         iterate(CAPTURED)
@@ -198,7 +197,7 @@ def test_every_replay_draws_new_numbers(mode, tmp_path):
             noises.append(noise_of(trainer.algorithm.rollout))
             states.append(trainer.algorithm.exploration._generator.get_state())
         assert not same(states[0], states[1]) and not same(states[1], states[2])
-        steps = torch.cat([noise.flatten(1) for noise in noises])  # each step of each rollout
+        steps = torch.cat([noise.flatten(1) for noise in noises])  # every step of every rollout
         assert torch.unique(steps[:, 0]).numel() == len(steps)
         assert 0.9 < float(steps.std()) < 1.1 and abs(float(steps.mean())) < 0.1
 
@@ -208,8 +207,8 @@ def test_every_replay_draws_new_numbers(mode, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["rollout", "step", "split"])
-def test_every_replay_draws_new_envs(mode, tmp_path):
-    """Masses at resets, noise, delays and pushes are new in each replay, not those of the capture."""
+def test_every_replay_draws_new_randomization(mode, tmp_path):
+    """Masses, noise, delays and pushes are drawn in each replay instead of repeated from the capture."""
     trainer = make("Cartpole", tmp_path, graph=mode, **RANDOM_CARTPOLE)
     randomizer, horizon = trainer.env.randomizer, trainer.algorithm.horizon
     mass = trainer.env.sim.param("body_mass", "cartpole", ["pole"])
@@ -225,7 +224,7 @@ def test_every_replay_draws_new_envs(mode, tmp_path):
         seen, steps = [drawn()], int(randomizer.steps)
         for count in range(1, 4):
             trainer.collector.collect()
-            trainer.collector.collect()  # each env is reset at least once in 16 control steps
+            trainer.collector.collect()  # every env is reset at least once in 16 control steps
             seen.append(drawn())
             assert int(randomizer.steps) == steps + 2 * count * horizon
     for before, after in itertools.pairwise(seen):
@@ -237,7 +236,7 @@ def test_every_replay_draws_new_envs(mode, tmp_path):
 
 @pytest.mark.parametrize("mode", ["rollout", "step", "split"])
 @pytest.mark.parametrize("task", ["Cartpole", "Ant"])
-def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
+def test_steady_state_allocates_nothing(task, mode, tmp_path):
     trainer = make(task, tmp_path, graph=mode)
 
     def counters() -> dict[str, int]:
@@ -252,10 +251,10 @@ def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
         iterate(CAPTURED + 2)
         before = counters()
         iterate(10)
-        assert counters() == before, "the log's row takes its few numbers from what torch holds already"
+        assert counters() == before, "metrics rows reuse memory reserved by torch"
 
         if mode != "rollout":
-            return  # storing a step in the rollout is eager there
+            return  # other modes store rollout steps eagerly
         count = allocations()
         for _ in range(10):
             trainer.collector.collect()
@@ -265,7 +264,7 @@ def test_the_steady_state_allocates_nothing(task, mode, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "rollout"])
-def test_the_steady_state_compiles_nothing(mode, tmp_path):
+def test_steady_state_compiles_nothing(mode, tmp_path):
     trainer = make("Cartpole", tmp_path, graph=mode, compile="all")
     with running(trainer) as iterate:
         iterate(CAPTURED + 1)
@@ -282,8 +281,8 @@ def test_the_steady_state_compiles_nothing(mode, tmp_path):
 
 @pytest.mark.parametrize("mode", ["rollout", "step", "split", "off"])
 @pytest.mark.parametrize("task", [pytest.param("Cartpole", marks=DECISIVE), "Ant"])
-def test_torch_itself_sees_no_sync(task, mode, tmp_path):
-    """In whole iterations, the row of metrics included: it is copied without waiting, and read an interval later."""
+def test_torch_detects_no_sync(task, mode, tmp_path):
+    """Cover whole iterations including metrics, which are copied asynchronously and read an interval later."""
     trainer = make(task, tmp_path, graph=mode)
     with running(trainer) as iterate:
         iterate(CAPTURED + 1)
@@ -296,7 +295,7 @@ def test_torch_itself_sees_no_sync(task, mode, tmp_path):
 
 
 @DECISIVE
-def test_a_task_that_reads_a_value_trains_eagerly_and_says_why(tmp_path, caplog):
+def test_task_with_sync_trains_eagerly_and_reports_line(tmp_path, caplog):
     trainer = make(Reading, tmp_path, FaultyConfig(), graph="rollout")
     with caplog.at_level(logging.WARNING), running(trainer) as iterate:
         iterate(CAPTURED)
@@ -304,19 +303,16 @@ def test_a_task_that_reads_a_value_trains_eagerly_and_says_why(tmp_path, caplog)
         iterate(3)
         assert not torch.equal(parameters(trainer), before)
     assert torch.isfinite(parameters(trainer)).all()
-    said = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
-    assert [line.partition(":")[0] for line in said] == [
-        "CUDA graph of the rollout failed, capturing single control steps instead",
-        "CUDA graph of the step failed, capturing it in pieces instead",
-        "CUDA graph of the step in pieces failed, stepping eagerly (slow)",
-    ]
-    assert all(f"test_graph_cuda.py:{READS_AT}" in line for line in said), "the line that reads"
+    lines = [record.getMessage() for record in caplog.records if "CUDA graph" in record.getMessage()]
+    failed = ["the rollout", "the step", "the step in pieces"]
+    assert [line.removeprefix("CUDA graph of ").partition(" failed")[0] for line in lines] == failed
+    assert all(f"test_graph_cuda.py:{READS_AT}" in line for line in lines)
     assert trainer.collector.graphs.choice.mode == "update"
     assert set(trainer.collector.graphs._captured) == {"update"}
 
 
-def test_a_task_that_reads_a_value_learns_what_it_learns_without_graphs(tmp_path):
-    """A capture that failed has left nothing behind: no step was lost, no random number used twice."""
+def test_failed_capture_changes_no_result(tmp_path):
+    """After a failed capture no step is lost and no random number is used twice."""
     states = []
     for name, mode in (("off", "off"), ("rollout", "rollout")):
         trainer = make(Reading, tmp_path / name, FaultyConfig(), graph=mode)
@@ -327,8 +323,8 @@ def test_a_task_that_reads_a_value_learns_what_it_learns_without_graphs(tmp_path
     assert distance(*states)[0] < 1e-2
 
 
-def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeypatch, caplog):
-    """The rollout's graph continues with its generator; torch's allocator and generators know that no capture lasts."""
+def test_failed_update_capture_keeps_rollout_graph(tmp_path, monkeypatch, caplog):
+    """The rollout's graph keeps its generator; torch's allocator and generators leave capture mode."""
     trainer = make("Cartpole", tmp_path, graph="rollout")
     update = trainer.algorithm.update
 
@@ -340,9 +336,7 @@ def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeyp
     monkeypatch.setattr(trainer.algorithm, "update", reads)
     with running(trainer) as iterate:
         iterate(CAPTURED)
-        assert (
-            set(trainer.collector.graphs._captured) == {"rollout"} and "CUDA graph of the update failed" in caplog.text
-        )
+        assert set(trainer.collector.graphs._captured) == {"rollout"} and "graph of the update" in caplog.text
         torch.cuda.empty_cache()
         torch.rand(3, device=DEVICE)
         states = []
@@ -351,20 +345,20 @@ def test_an_update_that_cannot_be_captured_breaks_nothing_else(tmp_path, monkeyp
             before = trainer.algorithm.rollout.action.clone()
             iterate(1)
             assert not torch.equal(trainer.algorithm.rollout.action, before)
-        assert not same(states[0], states[1]) and not same(states[1], states[2]), "what a checkpoint would save"
+        assert not same(states[0], states[1]) and not same(states[1], states[2]), "generator states advance"
     assert torch.isfinite(parameters(trainer)).all()
 
 
 @pytest.mark.parametrize(
     "mode", [pytest.param("rollout", marks=DECISIVE), "step", pytest.param("split", marks=DECISIVE)]
 )
-def test_a_replay_writes_no_memory_of_others(mode, tmp_path):
-    """Warp pauses torch's capture at each loop of its solver: what torch allocates then must still be the graph's."""
+def test_replay_writes_only_memory_of_graph(mode, tmp_path):
+    """Warp pauses torch's capture at each solver loop; memory allocated then must still belong to the graph."""
     trainer = make("Ant", tmp_path, graph=mode)
     with running(trainer) as iterate:
         iterate(CAPTURED)
         reserved, others = torch.cuda.memory_reserved(DEVICE), []
-        for size in (1 << 25, 1 << 22, 1 << 20, 1 << 16, 1 << 12, 1 << 9):  # all that torch holds for others
+        for size in (1 << 25, 1 << 22, 1 << 20, 1 << 16, 1 << 12, 1 << 9):  # all other memory reserved by torch
             while torch.cuda.memory_reserved(DEVICE) == reserved:
                 others.append(torch.full((size,), 7, dtype=torch.uint8, device=DEVICE))
             reserved = torch.cuda.memory_reserved(DEVICE)
@@ -374,10 +368,10 @@ def test_a_replay_writes_no_memory_of_others(mode, tmp_path):
         assert all(bool((other == 7).all()) for other in others)
 
 
-def test_kernels_of_a_graph_stay_loaded(tmp_path):
-    """Warp unloads a module that has changed, unless a graph that it knows of holds its kernels."""
+def test_kernels_of_graph_stay_loaded(tmp_path):
+    """Warp unloads changed modules unless a known graph holds their kernels."""
     wp = pytest.importorskip("warp")
-    trainer = make("Cartpole", tmp_path, graph="rollout", **{"sim.graph": False})  # no graphs of Warp's own
+    trainer = make("Cartpole", tmp_path, graph="rollout", **{"sim.graph": False})  # no graphs by Warp
     with running(trainer) as iterate:
         iterate(CAPTURED)
         wp.get_module("mujoco_warp._src.smooth").unload()
@@ -389,7 +383,7 @@ def test_kernels_of_a_graph_stay_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "then"), [("cpu", DEVICE), (DEVICE, "cpu")])
-def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
+def test_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
     began = make("Cartpole", tmp_path, device=first, max_iterations=2)
     began.train()
     resumed = make("Cartpole", tmp_path, device=then, checkpoint=str(the_run(tmp_path)))
@@ -410,16 +404,16 @@ def test_a_checkpoint_moves_between_cpu_and_cuda(first, then, tmp_path):
         iterate(2)
     after = parameters(resumed)
     assert torch.isfinite(after).all() and not torch.equal(after, before)
-    assert all(float(step) > float(CAPTURED) for step in steps), "Adam counts on"
+    assert all(float(step) > float(CAPTURED) for step in steps), "Adam's step count continues"
 
 
-def test_a_run_that_was_interrupted_equals_one_that_was_not(tmp_path):
+def test_interrupted_run_equals_uninterrupted_run(tmp_path):
     whole, again = (trained("Cartpole", tmp_path / name, None, 6, graph="rollout") for name in ("whole", "again"))
     folder = tmp_path / "resumed"
     make("Cartpole", folder, graph="rollout", max_iterations=2).train()
     resumed = make("Cartpole", folder, graph="rollout", checkpoint=str(the_run(folder)), max_iterations=1000)
     with running(resumed) as iterate:
-        iterate(4)  # eagerly at first, then captured again
+        iterate(4)  # first eager, then captured
         assert resumed.collector.graphs._captured.keys() == set(SEGMENTS["rollout"])
         state = resumed.state_dict()
     assert state["iteration"] == whole["iteration"] == 6
@@ -428,7 +422,7 @@ def test_a_run_that_was_interrupted_equals_one_that_was_not(tmp_path):
     assert distance(whole, state)[0] <= 10.0 * spread + 1e-3
 
 
-def test_physics_on_the_cpu_leaves_the_update_to_capture(tmp_path):
+def test_cpu_physics_still_captures_update(tmp_path):
     trainer = make("Cartpole", tmp_path, device="auto", sim_device="cpu", rl_device=DEVICE)
     assert trainer.collector.graphs.choice.mode == "update" and "cpu" in str(trainer.collector.graphs.choice)
     assert trainer.env.device.type == "cpu" and trainer.start.device.type == DEVICE
@@ -441,8 +435,8 @@ def test_physics_on_the_cpu_leaves_the_update_to_capture(tmp_path):
 
 
 @pytest.mark.parametrize("network", [{}, {"rnn": "lstm"}])
-def test_bf16_in_a_graph_computes_with_the_weights_of_now(network, tmp_path):
-    """Autocast keeps rounded copies of weights: in a graph they would be those of the capture for ever."""
+def test_bf16_graph_uses_current_weights(network, tmp_path):
+    """Autocast caches rounded weights, which a graph would keep from its capture."""
     trainer = make("Cartpole", tmp_path, graph="rollout", ppo={"precision": "bf16", "network": network})
     assert trainer.algorithm.policy.bf16
     with running(trainer) as iterate:
@@ -455,7 +449,7 @@ def test_bf16_in_a_graph_computes_with_the_weights_of_now(network, tmp_path):
                 name: value for name, value in trainer.collector.metrics._latest.items() if name.startswith("loss/")
             }
             assert len(losses) >= 3 and all(torch.isfinite(value) for value in losses.values())
-        # The same weights without a graph give the same actions; those of the capture would not.
+        # Current weights give the same actions without a graph; weights of the capture would not.
         trainer.collector.collect()
         last = trainer.algorithm.horizon - 1
         obs = {group: value[last] for group, value in trainer.algorithm.rollout.obs.items()}
@@ -466,7 +460,7 @@ def test_bf16_in_a_graph_computes_with_the_weights_of_now(network, tmp_path):
 
 
 @pytest.mark.parametrize("schedule", ["adaptive", "linear"])
-def test_the_learning_rate_moves_from_replay_to_replay(schedule, tmp_path):
+def test_learning_rate_changes_between_replays(schedule, tmp_path):
     start, horizon = 3e-5, 20
     ppo = {"schedule": schedule, "schedule_per": "epoch", "kl_threshold": 100.0, "learning_rate": start}
     trainer = make("Cartpole", tmp_path, graph="rollout", max_iterations=horizon, ppo=ppo)
@@ -479,16 +473,16 @@ def test_the_learning_rate_moves_from_replay_to_replay(schedule, tmp_path):
         rates.append(float(trainer.algorithm.steps.learning_rate))
         in_use = trainer.algorithm.steps.optimizer.param_groups[0]["lr"]
     assert isinstance(in_use, Tensor) and float(in_use) == rates[-1]
-    if schedule == "linear":  # a rate is set at the beginning of an update
+    if schedule == "linear":  # the rate is set at the start of an update
         expected = [start * (1.0 - (CAPTURED - 1 + done) / horizon) for done in range(4)]
         assert rates == pytest.approx(expected, rel=1e-5)
-    else:  # no policy changes as much as that threshold asks for
+    else:  # no policy change reaches that threshold
         assert all(later > earlier for earlier, later in itertools.pairwise(rates))
 
 
 @pytest.mark.parametrize("mode", ["rollout", "step", "split"])
 @pytest.mark.parametrize("task", ["Cartpole", "Ant"])
-def test_the_profiler_sees_no_copy(task, mode, tmp_path):
+def test_profiler_sees_no_copy(task, mode, tmp_path):
     trainer = make(task, tmp_path, graph=mode)
     iterations = 3
     trainer.save = lambda log: None
@@ -496,7 +490,7 @@ def test_the_profiler_sees_no_copy(task, mode, tmp_path):
         result = audit(our_loop(trainer, log), warm_up=CAPTURED + 1, iterations=iterations)
     for phase in ("rollout", "update"):
         work = result.work[phase]
-        assert work.kernels > 0 and work.busy_s > 0.0, "the profiler sees what graphs do"
+        assert work.kernels > 0 and work.busy_s > 0.0, "the profiler sees kernels of graphs"
         assert (work.to_device.count, work.to_host.count, sum(work.syncs.values())) == (0, 0, 0)
-    assert result.work["log"].to_host.count == iterations, "and it sees the row of metrics"
+    assert result.work["log"].to_host.count == iterations, "one metrics row per iteration"
     assert violations(result, iterations) == []

@@ -1,4 +1,4 @@
-"""A replay memory on the host, for a learner on a CUDA device: what arrives there is what was drawn."""
+"""Replay memory on the host for a learner on a CUDA device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEVICE = "cuda"
 ENVS, HORIZON, SIZE = 64, 4, 4096
 
 
-def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> None:
+def test_device_samples_equal_host_samples() -> None:
     spec = EnvSpec(ENVS, {"policy": 300}, Box(8), 1)
     settings: dict[str, Any] = {"n_step": 2, "gamma": 0.9, "storage": torch.float32, "device": torch.device("cpu")}
 
@@ -45,7 +45,7 @@ def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> 
             cpu.steps.write(obs, action, step)
             cuda.steps.write({g: x.to(DEVICE) for g, x in obs.items()}, action.to(DEVICE), step)
             obs = step.obs
-        busy = busy @ busy / 64.0  # the device is behind the host
+        busy = busy @ busy / 64.0  # keeps the device behind the host
         for replay in (cpu, cuda):
             replay.exchange()
         here, there = (replay.sample(SIZE, torch.Generator()) for replay in (cpu, cuda))
@@ -57,7 +57,7 @@ def test_what_arrives_on_the_device_is_what_the_host_would_draw_for_itself() -> 
     assert differences(cpu.state_dict(), cuda.state_dict()) == []
 
 
-def test_a_captured_training_learns_from_the_host(tmp_path: Path) -> None:
+def test_captured_training_learns_from_host_replay(tmp_path: Path) -> None:
     settings = {"sim": "mjwarp", "device": DEVICE, "num_envs": 64, "max_iterations": 8, "compile": "off"}
     settings["log"] = {"dir": str(tmp_path), "console": "quiet"}
     sac = {"replay": {"device": "cpu"}, "learning_starts": 500, "horizon": 4, "updates": 2}
@@ -65,6 +65,6 @@ def test_a_captured_training_learns_from_the_host(tmp_path: Path) -> None:
     before = {name: p.detach().clone() for name, p in trainer.algorithm.policy.named_parameters()}
     row = trainer.train()
     assert trainer.collector.graphs.choice.mode == "rollout" and torch.tensor(row["loss/critic"]).isfinite()
-    assert row["replay/transitions"] == 7 * 4 * 64  # what was stored before the last rollout
+    assert row["replay/transitions"] == 7 * 4 * 64  # stored before the last rollout
     after = dict(trainer.algorithm.policy.named_parameters())
     assert all(not torch.equal(before[name], after[name]) for name in before if "critic" in name and "weight" in name)

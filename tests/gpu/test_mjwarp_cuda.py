@@ -55,7 +55,7 @@ def started(sim):
     return sim
 
 
-def test_one_step_agrees_with_the_cpu(started):
+def test_one_step_agrees_with_cpu(started):
     reference = make("mujoco", ant_scene(), NUM)
     ant = reference.articulation("ant")
     feet = ant.contacts(FEET)
@@ -63,7 +63,7 @@ def test_one_step_agrees_with_the_cpu(started):
     reference.refresh()
     for one in (reference, started):
         one.step(1)
-    # All but a few states, which are so sensitive that the last digits of the geometry matter.
+    # A few states are so sensitive that the last digits of the geometry matter.
     error = (started.articulation_of_test.joint_vel.cpu() - ant.joint_vel).abs().amax(dim=1)
     assert (error <= 5e-4).sum() >= NUM - 2
     error = (started.feet_of_test.force.cpu() - feet.force).abs().amax(dim=(1, 2))
@@ -71,7 +71,7 @@ def test_one_step_agrees_with_the_cpu(started):
     assert not started.overflow.any()
 
 
-def test_a_control_step_does_not_synchronise(started):
+def test_control_step_does_not_synchronise(started):
     where, action = only(started, 3, 7), torch.zeros(NUM, 8, device="cuda")
     control_step(started, where, action)  # captures
     with no_sync():
@@ -101,7 +101,7 @@ def test_torch_captures_control_steps_into_one_graph(started):
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
-    gc.collect()  # a graph of another test that is collected during the capture breaks it
+    gc.collect()  # collecting another test's graph would break the capture
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(2):
             out = control_step(started, where, action)
@@ -110,11 +110,11 @@ def test_torch_captures_control_steps_into_one_graph(started):
     for _ in range(2):
         graph.replay()
     torch.cuda.synchronize()
-    # atomics on a GPU run in any order: equal up to rounding, over four control steps
+    # atomics run in any order: equal up to rounding over four control steps
     torch.testing.assert_close(out, expected, atol=5e-2, rtol=5e-2)
 
 
-def test_a_diverged_world_heals_without_the_host(started):
+def test_diverged_world_is_reset_without_sync(started):
     ant = started.articulation_of_test
     ant.set_state(only(started, 5), joint_vel=torch.full((NUM, 8), torch.nan, device="cuda"))
     with no_sync():
@@ -136,14 +136,13 @@ def test_masked_reset_leaves_other_worlds_alone(started):
     assert (started.qpos[[0, 100], 2] == 0.75).all()
 
 
-# MuJoCo Warp 4.0 has the switch, and sorts neither contacts nor constraints: `_sort_contacts` and `_sort_constraints`
-# of it do nothing yet.
+# MuJoCo Warp 4.0 has the switch, but `_sort_contacts` and `_sort_constraints` are no-ops.
 UNSORTED = pytest.mark.xfail(reason="MuJoCo Warp does not sort contacts yet", strict=True)
 
 
 @pytest.mark.parametrize("name", [pytest.param("mjwarp", marks=UNSORTED), "newton"])
-def test_deterministic_physics_repeats_itself_bit_by_bit(name):
-    """Ants that fall over and on each other's feet: contacts in plenty, whose order atomics would decide."""
+def test_deterministic_physics_is_bit_identical(name):
+    """Ants that fall over make many contacts, whose order atomics would decide."""
     pytest.importorskip("mujoco_warp" if name == "mjwarp" else "newton")
     runs = []
     torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""Rows of a run on CUDA: the host, which is an iteration ahead, waits; that is no phase."""
+"""Phase times on CUDA, where the host runs an iteration ahead and its waits belong to no phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_phases_of_the_device_fill_an_iteration_and_logging_does_not(tmp_path):
+def test_device_phases_fill_iteration_and_logging_does_not(tmp_path):
     ppo = {"horizon": 16, "minibatch_size": 8192}
     make_trainer("Ant", tmp_path, num_envs=2048, device="cuda", max_iterations=24, ppo=ppo).train()
     [folder] = tmp_path.glob("Ant/2*")
@@ -23,5 +23,5 @@ def test_phases_of_the_device_fill_an_iteration_and_logging_does_not(tmp_path):
     stats = read_run_stats(folder)
     assert stats.warm_up_rows >= 4 and stats.graph_mode == "rollout"
     assert 0.5 < stats.rollout + stats.update < 1.2
-    assert stats.log < 0.5, "what the host writes, not how long it waits for the device"
+    assert stats.log < 0.5, "time of writing, without waits for the device"
     assert "logging_bound" not in [finding.rule for finding in diagnose(stats)]

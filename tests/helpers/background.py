@@ -18,7 +18,7 @@ from helpers.training import read_csv
 
 
 class Training:
-    """A training in the background, and its actors."""
+    """Training in the background, and its actors."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         command = [sys.executable, str(ROOT / "train.py"), *arguments]
@@ -36,10 +36,10 @@ class Training:
         return float(rows[-1][name]) if rows else 0.0
 
     def actors(self, word: str = "process_engine") -> list[psutil.Process]:
-        """Return its live descendants with a word in the command line."""
+        """Return the live descendants with a word in the command line."""
         found = []
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            with suppress(psutil.Error):  # it has just ended
+            with suppress(psutil.Error):  # just ended
                 found += [child] if child.status() != "zombie" and word in " ".join(child.cmdline()) else []
         return found
 

@@ -1,4 +1,4 @@
-"""Contents of checkpoints, and files that only look like one."""
+"""Checkpoint contents, and forged checkpoint files."""
 
 from __future__ import annotations
 

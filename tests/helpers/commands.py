@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
-# What Python and OpenMP read when they start.
+# Variables that Python and OpenMP read at start.
 AT_THE_START = ("PYTHON", "OMP_", "GOMP_")
 
 
@@ -29,10 +29,10 @@ class Finished:
     returncode: int
     stdout: str
     stderr: str
-    cpu_s: float  # CPU time; unlike the wall clock it does not depend on what else runs
+    cpu_s: float  # CPU time; unlike wall time, independent of other load
 
     def refuses(self, words: str) -> bool:
-        """Return whether the command ended with one error line that has these words."""
+        """Return whether the command ended with one error line that contains these words."""
         one_line = self.stderr.startswith("error: ") and self.stderr.count("\n") == 1
         return self.returncode == 2 and one_line and words in self.stderr
 

@@ -1,4 +1,4 @@
-"""Configs composed once per process: Hydra takes 0.2 s, and most tests ask for the same ones."""
+"""Cache of composed configs: Hydra takes 0.2 s, and most tests need the same ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings import discover
 from helpers import kept_yaml
 
-FOLDER = "log.dir="  # differs from test to test, and goes through as it is
+FOLDER = "log.dir="  # differs between tests, and is passed through
 
 
 def compose_once() -> None:
@@ -44,7 +44,7 @@ def compose_once() -> None:
     def kept_tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, discover.TaskEntry]:
         if config_dir is not None:
             return tasks(config_dir, outside=outside)
-        key = (outside, tuple(discover.cfg_dirs()))  # a test may announce a package's
+        key = (outside, tuple(discover.cfg_dirs()))  # a test may add an entry point
         if key not in entries:
             entries[key] = tasks(outside=outside)
         return dict(entries[key])

@@ -55,10 +55,10 @@ def make_learner(name: str, num_envs: int, minibatches: int = 1, **together: Any
     with TemporaryDirectory() as folder:
         if name == "bc":
             from gpusim_rl.learn.demonstrations import save
-            from helpers.demonstrated import shown_in
+            from helpers.demonstrated import random_demonstrations
 
             file = Path(folder, "shown.npz")
-            save(file, shown_in(env))
+            save(file, random_demonstrations(env))
             settings |= {"demonstrations": {"file": str(file)}, "batch_size": 2 * num_envs}
         spec = prepare("Cartpole", algo=name, num_envs=num_envs, **{name: settings})
         learner: Any = spec.algorithm_class(spec.cfg.algorithm, env, context, device=cpu, seed=0, max_iterations=100)

@@ -12,7 +12,9 @@ from gpusim_rl.learn.demonstrations import Demonstrations
 from gpusim_rl.spaces import MultiDiscrete
 
 
-def shown_in(env: EnvSpec, episodes: int = 10, length: int = 8, seed: int = 0, **changes: Any) -> Demonstrations:
+def random_demonstrations(
+    env: EnvSpec, episodes: int = 10, length: int = 8, seed: int = 0, **changes: Any
+) -> Demonstrations:
     """Return random episodes that end by the time limit; every second one also terminates."""
     rng, steps = np.random.default_rng(seed), episodes * length
     sizes, space = env.obs_sizes, env.action_space

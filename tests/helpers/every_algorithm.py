@@ -1,4 +1,4 @@
-"""Every algorithm, small, over random envs, with settings in which each setting matters."""
+"""Small versions of all algorithms over random envs, with configurations in which every setting has an effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpusim_rl.testing.algorithm_conformance import make_algorithm
 from gpusim_rl.testing.conformance import merged
 from helpers import off_policy
 from helpers.composed import algorithm_defaults
-from helpers.demonstrated import shown_in
+from helpers.demonstrated import random_demonstrations
 from helpers.fakes import RandomEnv
 from helpers.on_policy import collect
 
@@ -74,7 +74,7 @@ def learner(
     """Build an algorithm with changed settings, and its envs; `more` extends their `EnvSpec`."""
     name, base = BASES[label]
     defaults = algorithm_defaults(name)
-    cfg = build(ALGORITHMS[name][1], merged(defaults, has(base, defaults), changes), name)
+    cfg = build(ALGORITHMS[name][1], merged(defaults, existing(base, defaults), changes), name)
     env = RandomEnv(8, groups, space.size, images=images, device=device)
     size, actions = groups["policy"], space.size
     mirror = SignedPermutation(list(range(size)), [-1.0] * size)
@@ -84,12 +84,14 @@ def learner(
     trained = teacher(size or groups.get("critic", 1), space, device)
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demonstrations, "load", lambda _, spec, groups: (shown_in(spec, episodes=20), "digest"))
+        patch.setattr(
+            demonstrations, "load", lambda _, spec, groups: (random_demonstrations(spec, episodes=20), "digest")
+        )
         facts = {"mirrored": lambda: (maps, 0.0), **more}
         context = LearnerContext(name, load_policy=lambda _: trained)
         algorithm: Any = make_algorithm(load_algorithm_class(ALGORITHMS[name][0]), cfg, env, space, context, **facts)
     if hasattr(algorithm.policy, "head") and isinstance(space, Box):
-        algorithm.policy.head.mean.weight.data.mul_(1000.0)  # actions beyond the bound, which the first ones are not
+        algorithm.policy.head.mean.weight.data.mul_(1000.0)  # for actions beyond the bound
     return algorithm, env
 
 
@@ -103,10 +105,10 @@ def teacher(size: int, space: ActionSpace, device: str) -> TrainedPolicy:
     return TrainedPolicy(a2c.policy, settings, env.obs_sizes, "digest")
 
 
-def has(changes: dict[str, Any], known: Any) -> dict[str, Any]:
+def existing(changes: dict[str, Any], known: Any) -> dict[str, Any]:
     """Return the changes whose settings exist."""
     there = {k: v for k, v in changes.items() if k in known and isinstance(v, dict) == isinstance(known[k], dict)}
-    return {k: has(v, known[k]) if isinstance(v, dict) else v for k, v in there.items()}
+    return {k: existing(v, known[k]) if isinstance(v, dict) else v for k, v in there.items()}
 
 
 def run(algorithm: Any, env: RandomEnv, obs: Any, iterations: int) -> tuple[Any, Any]:

@@ -46,7 +46,7 @@ from gpusim_rl.sim import SimChoice, mjwarp
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.testing import sync_counter
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter
-from helpers.demonstrated import shown_in
+from helpers.demonstrated import random_demonstrations
 from helpers.predicted_time import COUNTED_ENVS, Cost, cost_of_operator
 
 CUDA = torch.device("cuda:0")
@@ -75,7 +75,7 @@ def load_guard(folder: Path) -> None:
     _loaded.append(ctypes.CDLL(str(library)))
 
 
-# Looking at operators
+# Operators
 
 
 _NO_KERNEL = frozenset(
@@ -104,7 +104,7 @@ class Placement(SyncCounter):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, view, before = func.overloadpacket.__name__, getattr(func, "is_view", False), self.total
-        if self._paused or func.namespace == "prim":  # which asks where a tensor is
+        if self._paused or func.namespace == "prim":  # device queries
             return func(*args, **(kwargs or {}))
         kernel = not view and name not in _NO_KERNEL and func.namespace == "aten"
         if kernel:
@@ -117,7 +117,7 @@ class Placement(SyncCounter):
         if kernel:
             self.costs.setdefault(self._phase, []).append(cost_of_operator(func, args, kwargs or {}, result))
         seen = (leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor))
-        # `x[:, 0] = 3.0` fills by a tensor of the host, whose number becomes an argument of the kernel.
+        # `x[:, 0] = 3.0` fills from a host scalar, which becomes a kernel argument.
         harmless = view or (name == "fill_" and args[0].device.type == "cuda")
         if self.total == before and not harmless and any(tensor.device.type == "cpu" for tensor in seen):
             self._record(f"host tensor: {name}")
@@ -135,7 +135,7 @@ def _line() -> str:
         node = frame.f_locals.get("node") if frame.f_code is backward.__code__ else None
         made = [_MADE_AT.search(line) for line in getattr(node, "metadata", {}).get("traceback_", ())]
         ours = [found for found in made if found and not LIBRARY.search(found[1]) and found[1] not in _COUNTERS]
-        if ours:  # torch keeps it while it looks for anomalies
+        if ours:  # kept by anomaly detection
             return f"{short(ours[-1][1])}:{ours[-1][2]} backward"
         frame = frame.f_back
     return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}" if frame is not None else ""
@@ -160,7 +160,7 @@ class _MissingKernels(TorchDispatchMode):
 
 
 def backward(
-    loss: Tensor, parameters: Sequence[Tensor], of_loss: Tensor | None = None, *, materialize_grads: bool = False
+    loss: Tensor, parameters: Sequence[Tensor], loss_grad: Tensor | None = None, *, materialize_grads: bool = False
 ) -> tuple[Tensor, ...]:
     """Replace `torch.autograd.grad`, whose engine asks CUDA for streams."""
     order: list[Any] = []
@@ -177,19 +177,19 @@ def backward(
         grads[key] = grad if key not in grads else grads[key] + grad
 
     visit(loss.grad_fn)
-    inner: dict[Any, Any] = {(loss.grad_fn, 0): torch.ones_like(loss) if of_loss is None else of_loss}
+    inner: dict[Any, Any] = {(loss.grad_fn, 0): torch.ones_like(loss) if loss_grad is None else loss_grad}
     leaves: dict[Any, Any] = {}
     with torch.no_grad():
-        for node in reversed(order):  # whatever uses a result comes before what made it
+        for node in reversed(order):  # consumers before producers
             given = [inner.get((node, number)) for number in range(len(node._input_metadata))]
             if all(grad is None for grad in given):
                 continue
             if hasattr(node, "variable"):
                 add(leaves, node.variable, given[0])
                 continue
-            results = getattr(node, "apply", node)(*given)  # a function written in Python has this name
+            results = getattr(node, "apply", node)(*given)  # autograd functions written in Python
             results = results if isinstance(results, tuple) else (results,)
-            results = results[-len(node.next_functions) :]  # such a function tells of arguments that are no tensors
+            results = results[-len(node.next_functions) :]  # they also return entries for non-tensor arguments
             for (following, number), grad in zip(node.next_functions, results, strict=True):
                 if following is not None and grad is not None:
                     wanted = following._input_metadata[number]
@@ -201,7 +201,7 @@ def backward(
     return tuple(leaves[parameter] for parameter in parameters)
 
 
-# Making a training
+# Construction
 
 
 class _NoLaunches(WarpGraphs):
@@ -250,7 +250,7 @@ def fake_cuda() -> Iterator[None]:
         patch.setattr(torch.cuda, "mem_get_info", lambda *_: (80 * 10**9, 80 * 10**9))
         patch.setattr(torch.cuda, "current_stream", lambda *_: None)
         patch.setattr(torch.cuda, "Event", _Event)
-        patch.setattr(torch, "Generator", lambda *_: generator())  # it draws nothing
+        patch.setattr(torch, "Generator", lambda *_: generator())  # draws nothing
         patch.setattr(torch.autograd, "grad", backward)
         patch.setattr(_foreach_utils, "_foreach_supported_types", [Tensor, nn.Parameter, FakeTensor])
         patch.setattr(wp, "to_torch", _fake_views())
@@ -283,12 +283,12 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
         settings["bc"] = {"demonstrations": {"file": "another"}, **settings.get("bc", {})}
     with unset_fake_temporarily():
         spec = prepare(task, **settings)
-    with _say_where(), pytest.MonkeyPatch.context() as patch:  # what is read while a training is built, and never again
+    with _say_where(), pytest.MonkeyPatch.context() as patch:  # reads during construction only
         patch.setattr(HookChecks, "finite", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
         patch.setattr(nn.Module, "to", _stay)
         _load_teachers(patch)
-        patch.setattr(demonstrations, "load", lambda file, env, groups: (shown_in(env), ""))
+        patch.setattr(demonstrations, "load", lambda file, env, groups: (random_demonstrations(env), ""))
         patch.setattr(start, "choose_devices", lambda *_, **__: (CUDA, SimChoice("mjwarp", CUDA, "fake")))
         _make_for_real(patch, spec)
         return actors.make_trainer(spec)
@@ -334,7 +334,7 @@ def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
     def real_scene(cfg: Any) -> Any:
         with unset_fake_temporarily():
             found = scene(cfg)
-            assert found.model is not None  # compiled here
+            assert found.model is not None  # compile
             return found
 
     def policy_on_cuda(*args: Any) -> Any:
@@ -356,7 +356,7 @@ def _on_cuda(real: Tensor) -> Tensor:
     return nn.Parameter(fake, real.requires_grad) if isinstance(real, nn.Parameter) else fake
 
 
-# Looking at a training
+# Iterations
 
 
 PARTS: dict[str, Callable[[Trainer], Sequence[tuple[Any, str]]]] = {
@@ -491,7 +491,7 @@ def count(task: str, algo: str) -> Training:
         if hasattr(learn, "minibatch_size"):
             few = {"epochs": 1, "minibatch_size": COUNTED_ENVS * learn.horizon // 2}
             later = [{"num_minibatches": 4}, {"num_minibatches": 2, "epochs": 2}]
-        elif hasattr(learn, "updates"):  # until the actor, or what acts, has learned too
+        elif hasattr(learn, "updates"):  # until the actor has learned too
             delay = getattr(learn, "policy_delay", 1)
             few, later = {"horizon": 2, "updates": delay}, [{"updates": 2 * delay}]
         trainer = make_trainer(task, algo=algo, num_envs=COUNTED_ENVS, **({algo: few} if few else {}))
@@ -503,8 +503,8 @@ def count(task: str, algo: str) -> Training:
     steps = fit_minibatches(samples, samples / learn.minibatch_size) if "epochs" in few else 1
 
     def seconds(it: Iteration, minibatches: int) -> float:
-        of_step = times * minibatches / steps if "updates" not in few else 1.0  # whose batches are whole ones
-        by_part = {"minibatch step": of_step, "update": times}
+        step_times = times * minibatches / steps if "updates" not in few else 1.0  # batches have full size
+        by_part = {"minibatch step": step_times, "update": times}
         return sum(cost.seconds(by_part[part]) for part in UPDATE for cost in it.costs.get(part, []))
 
     numbers = [sum(it.kernels.get(part, 0) for part in UPDATE) for it in updates]

@@ -66,7 +66,7 @@ class Learner:
     bf16: bool = False
     device: str = "cpu"
     compile: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict)  # of the description of the envs
+    more: Mapping[str, Any] = field(default_factory=dict)  # fields of EnvSpec
     ppo: PPO = field(init=False)
 
     def __post_init__(self) -> None:

@@ -61,7 +61,7 @@ def compiling(folder: Path, arch: int = HOPPER) -> Iterator[set[str]]:
         names.add(name)
 
     def suggest(kernel: Any, device: Any = None) -> tuple[int, int]:
-        kernel.module.load(None, LARGEST_BLOCK)  # the driver is asked about compiled code; a CPU loads nothing
+        kernel.module.load(None, LARGEST_BLOCK)  # the driver needs compiled code; a CPU loads nothing
         return LARGEST_BLOCK, _Gpu.sm_count
 
     with _as_on_a_gpu() as patch:
@@ -82,7 +82,7 @@ def _both_ways(_: Any, on_true: Any = None, on_false: Any = None, stream: Any = 
 
 @contextmanager
 def _as_on_a_gpu() -> Iterator[pytest.MonkeyPatch]:
-    """Make MuJoCo Warp launch as on a GPU. Nothing has a value: a loop takes one turn."""
+    """Make MuJoCo Warp launch like on a GPU; without values, a loop runs once."""
     get_device = wp.get_device
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wp, "get_device", lambda device=None: _Gpu if device is None else get_device(device))
@@ -144,9 +144,9 @@ class Launches:
         With `num_envs` an upper bound, as each kernel moves whole arrays; without, every kernel takes its launch time.
         """
         times = 0.0 if num_envs is None else num_envs / COUNTED_ENVS
-        of_part = {part: sum(cost.seconds(times) for cost in costs) for part, costs in self.costs.items()}
-        one = of_part["physics step"] + SOLVER_TURNS * of_part["turn of the loops"]
-        return self.decimation * one + of_part["follow"] + of_part["reset"]
+        seconds = {part: sum(cost.seconds(times) for cost in costs) for part, costs in self.costs.items()}
+        one = seconds["physics step"] + SOLVER_TURNS * seconds["turn of the loops"]
+        return self.decimation * one + seconds["follow"] + seconds["reset"]
 
 
 def count_launches(task: str) -> Launches:
@@ -182,7 +182,7 @@ def count_launches(task: str) -> Launches:
         patch.setattr(wp, "get_suggested_block_size", lambda *_: (128, 1))
         for name in ("zero_", "fill_"):
             patch.setattr(wp.array, name, memory_node(1, getattr(wp.array, name)))
-        for name, nodes in (("copy", 1), ("empty", 2)):  # the other ways to make an array go through this one
+        for name, nodes in (("copy", 1), ("empty", 2)):  # other array constructors call this one
             counted = memory_node(nodes, getattr(context, name))
             patch.setattr(context, name, counted)
             patch.setattr(wp, name, counted)

@@ -83,13 +83,13 @@ def steps() -> None:
         before = step.obs if number < 30 else before
     assert torch.equal(step.final_obs["policy"], inner.extras["final_obs"]["policy"])
     assert not torch.equal(step.final_obs["policy"], step.obs["policy"])
-    # The pole has moved on by a step from where it was: it is not the state after the reset.
+    # The pole has moved by one step, so this is not the state after the reset.
     assert float((step.final_obs["policy"] - before["policy"]).abs().max()) < 1.0
     assert not bool(step.terminated.any())
     assert not bool(step.stats["Metrics/success_rate"].isnan().any())
 
     diverged(env)
-    assert "one scene in a process" in tensor_checks.message_of(made)
+    assert "one scene" in tensor_checks.message_of(made)
     with tensor_checks.host_reads() as seen:
         for _ in range(31):
             env.step(NO_FORCE)
@@ -102,7 +102,7 @@ def steps() -> None:
 
 
 def diverged(env: IsaacLabEnv) -> None:
-    """A non-finite number ends an episode; the next step is the library's reset, not a sample."""
+    """Check that a non-finite number ends an episode; the next step is the library's reset, not a sample."""
     inner, rewards = env._envs, env._envs._get_rewards
     env.reset()
     bad = torch.tensor([False, False, True, False])
@@ -120,7 +120,7 @@ def diverged(env: IsaacLabEnv) -> None:
     assert inner.episode_length_buf.tolist() == [2, 2, 0, 2]
     step = env.step(NO_FORCE)
     assert not bool(step.diverged.any())
-    # NaN in the state of a world of Newton's: the reset makes it whole again.
+    # NaN in the state of a Newton world: the reset repairs it.
     inner.joint_pos[1] = torch.nan
     found = [env.step(NO_FORCE) for _ in range(3)]
     assert [step.diverged.tolist() for step in found] == [[False, True, False, False]] * 2 + [[False] * 4]
@@ -165,7 +165,7 @@ def managed() -> None:
 
 
 def pictures() -> None:
-    """Every env is drawn alone, without a display; drawing changes no numbers."""
+    """Check that each env is rendered alone, without a display, and that rendering changes no state."""
     cfg = tensor_checks.settings_of("IsaacLab", **CARTPOLE, kwargs={"render_mode": "rgb_array"})
     env = IsaacLabEnv.from_settings(cfg, num_envs=2, seed=1, device=CPU)
     before = env.reset()["policy"].clone()
@@ -179,9 +179,9 @@ def pictures() -> None:
     for picture in (*first, *later):
         drawn = (abs(picture.astype(int) - sky) > 20).any(axis=2)
         rows, columns = drawn.any(axis=1).nonzero()[0], drawn.any(axis=0).nonzero()[0]
-        assert 0 < rows[0] < rows[-1] < 719  # all of it is in the picture
+        assert 0 < rows[0] < rows[-1] < 719  # fully inside the image
         assert 0 < columns[0] < columns[-1] < 1279
-        assert columns[-1] - columns[0] > 400  # and it is large
+        assert columns[-1] - columns[0] > 400  # and large
     assert (first[0] != first[1]).any()
     assert (first[0] != later[0]).any()
     env.close()
@@ -204,11 +204,11 @@ def words() -> None:
         cfg = tensor_checks.settings_of("IsaacLab", **env)
         return tensor_checks.message_of(lambda: IsaacLabEnv.from_settings(cfg, num_envs=num_envs, seed=1, device=CPU))
 
-    assert "Did you mean 'Isaac-Cartpole-Direct'?" in line(id="Isaac-Cartpole-Direc")
-    assert "No module named 'nowhere'" in line(id="nowhere:My-Env")
+    assert "'Isaac-Cartpole-Direct'?" in line(id="Isaac-Cartpole-Direc")
+    assert "'nowhere'" in line(id="nowhere:My-Env")
     assert line(**CARTPOLE | {"physics": "wrong"}).startswith("env.physics=wrong: Unknown preset")
-    assert line(**CARTPOLE, cfg={"episode_length": 1}).endswith("no such field. Did you mean 'episode_length_s'?")
-    assert line(**CARTPOLE, cfg={"decimation": "two"}) == "env.cfg.decimation: expected int, such as 2, got 'two'"
+    assert line(**CARTPOLE, cfg={"episode_length": 1}).endswith("'episode_length_s'?")
+    assert line(**CARTPOLE, cfg={"decimation": "two"}).startswith("env.cfg.decimation: expected int")
     assert line(**CARTPOLE, cfg={"scene": {"num_envs": 8}}).startswith("env.cfg.scene.num_envs: no effect")
     assert line(**CARTPOLE, cfg={"seed": 8}).startswith("env.cfg.seed: no effect")
     assert "several agents" in line(id="Isaac-Shadow-Handover-Direct")
@@ -217,12 +217,12 @@ def words() -> None:
     assert "unknown preset of offline_cartpole.OfflineCartpoleCfg" in line(_target_=target, physics="wrong")
     assert line(_target_="math.sqrt").startswith("env._target_=math.sqrt: ")
     assert "Kit must run" in line(**CARTPOLE | {"physics": "isaacsim_physx"})
-    sys.modules["pyglet.window"] = None  # as where there is no OpenGL: it cannot be imported
+    sys.modules["pyglet.window"] = None  # as without OpenGL: cannot be imported
     drawn = line(**CARTPOLE, kwargs={"render_mode": "rgb_array"})
     del sys.modules["pyglet.window"]
-    assert drawn.startswith("Isaac Lab's viewer cannot render here: ")
+    assert "cannot render" in drawn
     assert drawn.endswith("try apt-get install libegl1 libgl1")
-    assert "Isaac Lab loads it from a server" in line(id="Isaac-Cartpole-Direct")  # last: the scene is half made
+    assert "server" in line(id="Isaac-Cartpole-Direct")  # last: leaves a half-built scene
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ def made(**changes: Any) -> MjLabEnv:
 
 
 def steps() -> None:
-    """Observations and rewards equal manual stepping bit for bit, including resets."""
+    """Check that observations and rewards equal manual stepping bit for bit, including resets."""
     env = made()
     cfg = load_env_cfg(GO1)
     cfg.scene.num_envs, cfg.seed, cfg.episode_length_s, cfg.auto_reset = 4, 1, 0.4, False
-    hand = ManagerBasedRlEnv(cfg, device="cpu")  # two in a process
+    hand = ManagerBasedRlEnv(cfg, device="cpu")  # two per process
     torch.manual_seed(3)
     actions = [0.5 * torch.randn(4, 12) for _ in range(60)]
     env._envs.seed(9)
@@ -78,13 +78,13 @@ def steps() -> None:
     with tensor_checks.host_reads() as seen:
         for _ in range(21):
             env.step(NOTHING)
-    assert set(seen) == {"aten.nonzero.default"}, seen  # mjlab wants the numbers of the envs that begin anew
+    assert set(seen) == {"aten.nonzero.default"}, seen  # mjlab needs the indices of the envs to reset
     assert len(seen) == 21, seen
     tensor_checks.check_own_time(env)
 
 
 def diverged(env: MjLabEnv) -> None:
-    """A non-finite number ends an episode, and a new one begins in the same step."""
+    """Check that a non-finite number ends an episode, and a new one begins in the same step."""
     env.reset()
     env._envs.sim.data.qpos[1] = torch.nan
     step = env.step(NOTHING)
@@ -139,17 +139,17 @@ def words() -> None:
         cfg = tensor_checks.settings_of("MjLab", **env)
         return tensor_checks.message_of(lambda: MjLabEnv.from_settings(cfg, num_envs=4, seed=1, device=CPU))
 
-    assert line(id=GO1.replace("Unitree", "Unitre")).endswith(f"unknown to mjlab. Did you mean {GO1!r}?")
-    assert line(id=GO1, physics="physx").startswith("env.physics: no effect on envs of mjlab")
-    assert line(id=GO1, cfg={"episode_length": 1}).endswith("no such field. Did you mean 'episode_length_s'?")
-    assert line(id=GO1, vectorization="async").startswith("env.vectorization: no effect on envs of mjlab")
+    assert line(id=GO1.replace("Unitree", "Unitre")).endswith(f"{GO1!r}?")
+    assert line(id=GO1, physics="physx").startswith("env.physics: no effect")
+    assert line(id=GO1, cfg={"episode_length": 1}).endswith("'episode_length_s'?")
+    assert line(id=GO1, vectorization="async").startswith("env.vectorization: no effect")
     assert line().startswith("task=MjLab needs env.id or env._target_")
     assert "nothing_there" in line(_target_="mjlab_checks.nothing_there")
     assert line(_target_="os.getcwd").startswith("env._target_=os.getcwd: expected a ManagerBasedRlEnvCfg")
     assert line(_target_="math.sqrt").startswith("env._target_=math.sqrt: ")
     assert line(id=GO1, kwargs={"device": "cpu"}).startswith("env.kwargs.device: not an argument")
     assert line(id=GO1, cfg={"auto_reset": True}).startswith("env.cfg.auto_reset: no effect")
-    assert line(id=GO1, cfg={"decimation": None}) == "env.cfg.decimation: expected int, such as 4, got None"
+    assert line(id=GO1, cfg={"decimation": None}).startswith("env.cfg.decimation: expected int")
 
 
 if __name__ == "__main__":

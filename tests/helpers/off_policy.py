@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 
 
 def settings_of(name: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return small sizes and changes, without the actor's for algorithms that have none."""
+    """Return small sizes and changes, without actor settings for algorithms without an actor."""
     found = merged(SMALL, changes or {})
     if name not in ACTOR_CRITICS:
         found.pop("policy_delay", None)
@@ -68,7 +68,7 @@ class OffPolicyLearner:
         torch.manual_seed(0)
         space = space or Box(env.num_actions)
         images: Any = {"images": getattr(env, "images", {}), "final_images": final_images}
-        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1, **images)  # one may end in every step
+        spec = EnvSpec(env.num_envs, env.obs_sizes, space, 1, **images)  # episodes may end in every step
         cls: Any = load_algorithm_class(ALGORITHMS[name][0])
         cfg = off_policy_config(name, changes)
         self.env = env

@@ -144,7 +144,7 @@ class InvertedDoublePendulum(Peer):
             "sin": pos[:, 1:].sin(),
             "cos": pos[:, 1:].cos(),
             "joint_vel": self.robot.joint_vel.clamp(-10.0, 10.0),
-            "limit": -pos[:, :1].sign() * self.limit.data.clamp(max=10.0),  # the sensor reads how strong it is
+            "limit": -pos[:, :1].sign() * self.limit.data.clamp(max=10.0),  # the sensor measures the magnitude
         }
         return {"policy": parts}
 

@@ -45,10 +45,10 @@ def count_syncs(env: VecEnv, call: Callable[[], Any]) -> SyncCounter:
         for method in ("step", "reset", "refresh", "draw"):
             original = getattr(env.sim, method)
 
-            def on_the_host(*args: Any, original: Callable[..., Any] = original) -> None:
+            def without_counting(*args: Any, original: Callable[..., Any] = original) -> None:
                 with syncs.pause():
                     original(*args)
 
-            setattr(env.sim, method, on_the_host)
+            setattr(env.sim, method, without_counting)
         call()
     return syncs

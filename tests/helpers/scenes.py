@@ -70,7 +70,7 @@ def scene_with(physics_hz: float, ground: bool = False, **robots: str | Path | m
 
 
 def ant_scene() -> Scene:
-    scene = Scene(physics_hz=120, integrator="implicit", cone="elliptic")  # with these the simulators agree best
+    scene = Scene(physics_hz=120, integrator="implicit", cone="elliptic")  # the simulators agree best with these
     scene.add_ground()
     scene.add("ant", ANT)
     scene.add_contact_sensor("ant", FEET)
@@ -127,7 +127,7 @@ def randomize_ants(ants: list[Articulation], seed: int = 0) -> None:
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=random)
 
-    # Half of them roughly upright at walking height, half anyhow.
+    # Half roughly upright at walking height, half in any orientation.
     upright = torch.tensor([1.0, 0.0, 0.0, 0.0]) + 0.2 * normal(num, 4)
     quat = torch.where(torch.arange(num)[:, None] % 2 == 0, upright, normal(num, 4))
     low, high = ants[0].joint_limits.cpu().unbind(dim=1)

@@ -1,4 +1,4 @@
-"""Sensor values for a state that a test has written."""
+"""Sensor values of a state written by a test."""
 
 from __future__ import annotations
 

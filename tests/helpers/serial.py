@@ -11,11 +11,11 @@ import pytest
 
 class Turns:
     def __init__(self, folder: Path) -> None:
-        self.gate = (folder / "gate").open("w")  # a serial test holds it from when it waits: nobody overtakes it
+        self.gate = (folder / "gate").open("w")  # held by a waiting serial test, so that none overtakes it
         self.running = (folder / "running").open("w")
         self.kept = False
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around everything: to wait is not part of a test's time
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: waiting is not part of a test's time
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         alone = is_serial(item)
         if not self.kept:
@@ -26,7 +26,7 @@ class Turns:
         try:
             return (yield)
         finally:
-            self.kept = alone and nextitem is not None and is_serial(nextitem)  # wait once for all of a file
+            self.kept = alone and nextitem is not None and is_serial(nextitem)  # wait once per file
             if not self.kept:
                 fcntl.flock(self.running, fcntl.LOCK_UN)
                 fcntl.flock(self.gate, fcntl.LOCK_UN)

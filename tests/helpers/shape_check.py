@@ -17,6 +17,6 @@ def check(function: Function) -> Function:
     try:
         return beartype(conf=STANDARD)(function)
     except BeartypeDecorHintPep3119Exception:
-        # A Protocol that is not runtime_checkable: to check it would read every one of its
-        # properties, which for a simulator means to compute them.
+        # A Protocol that is not runtime_checkable: a check would read (for a simulator: compute)
+        # all of its properties.
         return function

@@ -95,7 +95,7 @@ def seconds_per_call(call: Callable[[], Any], count: int = 200) -> float:
 
 
 def check_own_time(env: TensorEnvs) -> None:
-    """The adapter takes less than 3 % of the library's control step."""
+    """Check that the adapter takes less than 3 % of the library's control step."""
     action, library = torch.zeros(env.num_envs, env.num_actions), env._envs
     env.reset()
     theirs = seconds_per_call(lambda: library.step(action), count=20)
@@ -108,7 +108,7 @@ def check_own_time(env: TensorEnvs) -> None:
         ours = seconds_per_call(lambda: env.step(action))
     finally:
         del library.step
-    say(f"adapter {1e6 * ours:.0f} us beside {1e6 * theirs:.0f} us, {100 * ours / theirs:.2f} %")
+    say(f"adapter {1e6 * ours:.0f} us, library {1e6 * theirs:.0f} us, {100 * ours / theirs:.2f} %")
     assert ours < 0.03 * theirs, (ours, theirs)
     env.reset()
 
@@ -139,7 +139,7 @@ def check_value_of_time_out(task: str, limit: int, **env: Any) -> None:
                 values.append(policy.denormalize_value(policy.value(last, policy.initial_state(8))))
     value = torch.stack(values)
     say(f"value of a time-out: {float(value.mean()):.2f}, expected {1 / (1 - 0.9):.2f}")
-    # Were the limit an end, it would be 0, and 5.7 at the start of an episode.
+    # If the limit counted as termination, it would be 0, and 5.7 at the start of an episode.
     assert abs(float(value.mean()) - 10.0) < 0.5, value
     assert abs(row["value/mean_return"] - 10.0) < 0.2, row
 

@@ -26,7 +26,7 @@ merged = conformance.merged
 OVERFLOWS = {"value_coef": 1e18, "reward_scale": 1e12, "normalize_value": False}
 """PPO settings that make every gradient infinite."""
 SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 32, "network": {"hidden": [16, 16], "rnn_size": 8}}
-# Columns of metrics.csv that tell of the machine, not of the training.
+# Machine-dependent columns of metrics.csv
 MACHINE = ("time/", "speed/", "system/")
 PER_CALL = ("/elapsed_s", "/wandb_id", "/config/checkpoint", "/config/log/dir", "/config/trust", "/overrides")
 """Entries of a checkpoint that a resumed run may change."""

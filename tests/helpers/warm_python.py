@@ -46,11 +46,11 @@ def become(request: dict[str, Any]) -> str:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    # Where the tests run in the background, a shell may have made all processes ignore these.
+    # A shell may have made background processes ignore these signals.
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.alarm(request["timeout_s"])  # ends it, as nobody else waits for it
+    signal.alarm(request["timeout_s"])  # timeout
     sys.argv = request["argv"]
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     return sys.argv[0]

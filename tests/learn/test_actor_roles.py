@@ -1,4 +1,4 @@
-"""Actors that act for a remote learner, and learners of their recordings."""
+"""Remote actors and the learners that train on their recordings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def settings(name: str, **changes: Any) -> Any:
 
 
 def make(name: str, env: RandomEnv, *, place: ActorPlace | None = None, seed: int = 0, **changes: Any) -> Any:
-    """Build a learner, or with a place an actor."""
+    """Build an actor if `place` is given, else a learner."""
     torch.manual_seed(0)
     spec = EnvSpec(env.num_envs, env.obs_sizes, Box(env.num_actions), 5)
     context = LearnerContext(name, actor=place)
@@ -53,7 +53,7 @@ def make_actor(name: str, env: RandomEnv, *, number: int = 0, **changes: Any) ->
 
 
 @pytest.mark.parametrize("name", ["impala", "sac", "td3", "dqn"])
-def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
+def test_learner_receives_recordings_of_its_actors(name: str) -> None:
     learner = make_learner(name, RandomEnv(ENVS * ACTORS))
     actors, recordings = [], []
     for number in range(ACTORS):
@@ -77,15 +77,15 @@ def test_a_learner_receives_what_actors_have_recorded(name: str) -> None:
     assert any(not torch.equal(x, y) for x, y in zip(before, algorithm.policy.parameters(), strict=True))
 
 
-def test_weights_and_progress_arrive_from_another_device() -> None:
-    """A CUDA learner acts for its actors and sends weights from pinned memory."""
+def test_actor_loads_weights_and_progress_from_another_device() -> None:
+    """Weights may come from a CUDA learner in pinned memory."""
     learner, actor = make_learner("sac", RandomEnv(ENVS)), make_actor("sac", RandomEnv(ENVS))
     actor.algorithm.steps, actor.algorithm.policy = actor.algorithm.steps.to("meta"), actor.algorithm.policy.to("meta")
     actor.load_acting_state(learner.acting_state())
 
 
 @pytest.mark.parametrize("rnn", [None, "lstm"])
-def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str | None) -> None:
+def test_impala_learns_the_same_from_actors_as_from_local_envs(rnn: str | None) -> None:
     changes = {"network": {"rnn": rnn}, "delay": 0}
     alone, learner, actor = (made("impala", RandomEnv(ENVS), **changes) for made in (make, make_learner, make_actor))
     env, other = RandomEnv(ENVS, seed=3), RandomEnv(ENVS, seed=3)
@@ -102,13 +102,13 @@ def test_impala_learns_from_actors_what_it_learns_from_envs_of_its_own(rnn: str 
             assert torch.equal(one, two)
 
 
-def test_impala_resumes_with_another_number_of_actors() -> None:
+def test_impala_resumes_with_different_number_of_actors() -> None:
     before, now = (make("impala", RandomEnv(ENVS * actors)) for actors in (1, ACTORS))
     now.load_state_dict({**before.state_dict(), "episodes": None})
     assert now.steps.iteration == before.steps.iteration
 
 
-def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
+def test_n_step_windows_end_at_rollout_boundaries() -> None:
     remote = make_learner("sac", RandomEnv(ENVS))
     learner = remote.algorithm
     env = RandomEnv(ENVS, seed=1, ends=(0.0, 0.0, 0.0))
@@ -121,14 +121,14 @@ def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
         remote.end_receiving()
         sent.append(rollout)
     horizon, gamma = learner.horizon, learner.cfg.gamma
-    slots = torch.arange(4 * horizon).repeat_interleave(ENVS)  # of each place
+    slots = torch.arange(4 * horizon).repeat_interleave(ENVS)  # slot of each transition
     found = learner.replay.at(torch.arange(4 * horizon * ENVS))
     acted_on, action, final_obs, reward = (torch.cat([rollout[i] for rollout in sent]) for i in range(4))
     last = learner.cfg.n_step - 1
     for index, slot in enumerate(slots.tolist()):
         env_index, left = index % ENVS, horizon - slot % horizon  # steps of the rollout from here on
         if slot + last + 1 >= 4 * horizon:
-            continue  # what would follow the longest window is not stored yet
+            continue  # the observation after the longest window is not stored yet
         steps = min(learner.cfg.n_step, left)
         window = reward[slot : slot + steps, env_index]
         expected = (window * gamma ** torch.arange(steps)).sum()
@@ -136,33 +136,33 @@ def test_windows_end_with_a_rollout_in_what_follows_it() -> None:
         torch.testing.assert_close(found.reward[index], expected)
         torch.testing.assert_close(found.discount[index], torch.tensor(gamma**steps))
         assert torch.equal(found.obs["policy"][index], acted_on[slot, env_index])
-        at_end = steps == left  # of the rollout: what is in the next slot is of another actor
+        at_end = steps == left  # of the rollout: the next slot belongs to another actor
         following = final_obs[slot + steps - 1, env_index] if at_end else acted_on[slot + steps, env_index]
         assert torch.equal(found.next_obs["policy"][index], following)
         assert torch.equal(found.action[index], action[slot, env_index])
 
 
-def test_each_actor_explores_by_its_own_rungs_of_the_ladder() -> None:
+def test_each_actor_gets_its_share_of_the_epsilon_ladder() -> None:
     whole = make("dqn", RandomEnv(ENVS * ACTORS), epsilon_ladder=7.0)
     actors = [make_actor("dqn", RandomEnv(ENVS), number=number, epsilon_ladder=7.0) for number in range(ACTORS)]
     parts = [actor.algorithm.epsilon(whole.steps) for actor in actors]
     assert torch.equal(whole.epsilon(whole.steps), torch.cat(parts))
 
 
-def test_actors_count_the_transitions_of_the_learner() -> None:
+def test_actors_adopt_transition_count_of_the_learner() -> None:
     learner, actor = make_learner("dqn", RandomEnv(ENVS * ACTORS)), make_actor("dqn", RandomEnv(ENVS))
     learner.algorithm.steps.fill_(50)
     actor.load_acting_state(learner.acting_state())
     assert actor.algorithm.steps * ENVS == 50 * ENVS * ACTORS
 
 
-def test_only_what_corrects_for_older_policies_learns_from_actors() -> None:
+def test_only_off_policy_corrected_algorithms_support_actors() -> None:
     able = {name for name, (target, _) in ALGORITHMS.items() if remote_class(load_algorithm_class(target))}
     assert able == {"impala", "sac", "td3", "dqn"}
 
 
 @pytest.mark.parametrize("name", ["impala", "sac"])
-def test_an_actor_begins_new_episodes(name: str) -> None:
+def test_begin_episodes_resets_actor_noise_and_hidden_state(name: str) -> None:
     network = {"network": {"rnn": "lstm"}} if name == "impala" else {}
     env = RandomEnv(ENVS, ends=(0.0, 0.0, 0.0))
     actor = make_actor(name, env, noise={"kind": "held", "steps": [5.0]}, **network)
@@ -173,14 +173,14 @@ def test_an_actor_begins_new_episodes(name: str) -> None:
     if name == "impala":
         assert acting.is_first.all() and not any(state.any() for state in acting.hidden)
     actor.algorithm.begin_rollout()
-    assert (acting.noise.now[:, :3] != held[:, :3]).all(), "new numbers, where one in five would be new"
+    assert (acting.noise.now[:, :3] != held[:, :3]).all()
 
 
 TOGETHER = {"impala": {}, "impala, lstm": {"network": {"rnn": "lstm"}}, "sac": {}, "dqn": {"epsilon_ladder": 7.0}}
 
 
 @pytest.mark.parametrize("kind", TOGETHER)
-def test_acting_together_is_acting_one_by_one(kind: str) -> None:
+def test_batched_acting_equals_acting_one_by_one(kind: str) -> None:
     name, seeds = kind.partition(",")[0], range(ACTORS)
     actors, alone = (
         [make_actor(name, RandomEnv(ENVS), number=n, seed=n, **TOGETHER[kind]) for n in seeds] for _ in range(2)
@@ -196,14 +196,14 @@ def test_acting_together_is_acting_one_by_one(kind: str) -> None:
             one_by_one = alone[number].algorithm.act(obs[number])
             torch.testing.assert_close(together[number], one_by_one, rtol=1e-5, atol=1e-6)
     step = RandomEnv(ENVS).step(together[0])
-    actors[0].algorithm.record(together[0], step)  # it has kept what that needs
+    actors[0].algorithm.record(together[0], step)  # uses the values kept by act_together
     alone[0].algorithm.record(together[0], step)
     for (one, _), (two, _) in zip(actors[0].recording(), alone[0].recording(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["impala", "sac"])
-def test_a_rollout_that_was_broken_off_does_not_shift_the_next_one(name: str) -> None:
+def test_interrupted_rollout_does_not_shift_the_next_one(name: str) -> None:
     env, remote = RandomEnv(ENVS, seed=1), make_actor(name, RandomEnv(ENVS))
     obs, actor = env.reset(), remote.algorithm
     with torch.no_grad():

@@ -23,7 +23,7 @@ from gpusim_rl.settings.schema import BCConfig
 from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 from gpusim_rl.testing.conformance import merged
 from helpers.composed import algorithm_defaults
-from helpers.demonstrated import shown_in
+from helpers.demonstrated import random_demonstrations
 from helpers.fakes import RandomEnv
 from helpers.on_policy import collect
 from helpers.raised import raises
@@ -52,7 +52,7 @@ def clone(
     device: str = "cpu",
     **changes: Any,
 ) -> tuple[BC, RandomEnv]:
-    """Build a policy that learns from these demonstrations, and its envs."""
+    """Build a behaviour cloning algorithm for these demonstrations, and its envs."""
     torch.manual_seed(1)
     monkeypatch.setattr(demonstrations, "load", lambda *_: (shown, "digest"))
     env = RandomEnv(6, {"policy": 5}, device=device)
@@ -65,22 +65,22 @@ def clone(
 TOY = EnvSpec(6, {"policy": 5}, Box(3), 1)
 
 
-def of_a_rule(episodes: int = 40, space: ActionSpace | None = None) -> Demonstrations:
-    """Return demonstrations with actions that follow from observations with offset and scale."""
+def rule_demonstrations(episodes: int = 40, space: ActionSpace | None = None) -> Demonstrations:
+    """Return demonstrations whose actions are a function of observations with offset and scale."""
     space = space or Box(3)
-    shown = shown_in(replace(TOY, action_space=space), episodes)
+    shown = random_demonstrations(replace(TOY, action_space=space), episodes)
     obs = shown.obs["policy"]
     action = 0.5 * np.tanh(obs[:, :3] - obs[:, 2:]) if isinstance(space, Box) else (obs[:, :2] > 0.0).astype(np.int64)
     return replace(shown, obs={"policy": 100.0 + 20.0 * obs}, action=action)
 
 
 @pytest.mark.parametrize("loss", ["mse", "nll"])
-def test_a_rule_is_learned_and_holds_in_episodes_that_were_held_out(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    it, env = clone(of_a_rule(), monkeypatch, loss=loss)
+def test_bc_learns_a_rule_that_holds_in_held_out_episodes(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = clone(rule_demonstrations(), monkeypatch, loss=loss)
     collect(it, env)
     stats = [it.update() for _ in range(40)]
     assert float(stats[-1]["check/learned"]) == 1.0
-    shown = of_a_rule()
+    shown = rule_demonstrations()
     mean, _ = it.policy.act({"policy": torch.from_numpy(shown.obs["policy"]).float()}, ())
     error = (mean - torch.from_numpy(shown.action)).square().mean()
     assert float(error) < 0.05 * shown.action.var()
@@ -88,9 +88,9 @@ def test_a_rule_is_learned_and_holds_in_episodes_that_were_held_out(loss: str, m
     assert (it.policy.head.log_std.mean().item() == pytest.approx(-2.3)) == (loss == "mse")  # type: ignore[union-attr]
 
 
-def test_choices_are_learned_by_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discrete_actions_are_learned_by_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
     space = MultiDiscrete((2, 2))
-    it, _ = clone(of_a_rule(space=space), monkeypatch, space)
+    it, _ = clone(rule_demonstrations(space=space), monkeypatch, space)
     first = it.errors(it.seen.inputs, it.seen.packed).mean()  # type: ignore[union-attr]
     assert float(first) == pytest.approx(2 * np.log(2.0), rel=0.01)  # nearly uniform at first
     for _ in range(40):
@@ -99,8 +99,8 @@ def test_choices_are_learned_by_cross_entropy(monkeypatch: pytest.MonkeyPatch) -
     assert float((chosen == it.seen.packed).float().mean()) > 0.95  # type: ignore[union-attr]
 
 
-def test_statistics_are_those_of_what_is_learned_from_and_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    it, env = clone(of_a_rule(), monkeypatch)
+def test_observation_statistics_come_from_training_demonstrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, env = clone(rule_demonstrations(), monkeypatch)
     assert it.seen is not None
     norm: Any = it.policy.obs_norm["policy"]
     for _ in range(2):
@@ -111,10 +111,8 @@ def test_statistics_are_those_of_what_is_learned_from_and_stay(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("share", "held"), [(0.0, []), (0.2, [4, 9]), (0.5, [1, 3, 5, 7, 9]), (0.05, [])])
-def test_whole_episodes_are_held_out_at_equal_distances(
-    share: float, held: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = shown_in(TOY, episodes=10, length=8)
+def test_held_out_episodes_are_evenly_spaced(share: float, held: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = random_demonstrations(TOY, episodes=10, length=8)
     shown = replace(shown, action=np.repeat(np.arange(10.0, dtype=np.float32), 8)[:, None] * np.ones((1, 3)))
     it, _ = clone(shown, monkeypatch, demonstrations={"held_out": share})
     assert it.seen is not None
@@ -123,24 +121,24 @@ def test_whole_episodes_are_held_out_at_equal_distances(
     assert it.seen.packed.shape[1] == 8 * (10 - len(held))
 
 
-def test_what_diverged_is_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = shown_in(TOY, episodes=2, length=5)
+def test_diverged_steps_are_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = random_demonstrations(TOY, episodes=2, length=5)
     it, _ = clone(replace(shown, diverged=np.arange(10) == 4), monkeypatch, demonstrations={"held_out": 0.0})
     assert it.seen is not None and it.seen.packed.shape[1] == 9
 
 
-def test_demonstrations_with_nothing_to_learn_from_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = shown_in(TOY, episodes=5, length=1)
+def test_demonstrations_without_valid_steps_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = random_demonstrations(TOY, episodes=5, length=1)
     with raises(ConfigError, key="bc.demonstrations.file=shown.npz", hint="Try more episodes"):
         clone(replace(shown, diverged=np.arange(5) < 4), monkeypatch, demonstrations={"held_out": 0.2})
 
 
-def test_what_cannot_be_cloned_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_bc_does_not_support_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with raises(ConfigError, key="bc.demonstrations.file"):
-        clone(of_a_rule(), monkeypatch, demonstrations={"file": None})
-    with pytest.raises(ConfigError, match=r"network\.rnn=null"):
+        clone(rule_demonstrations(), monkeypatch, demonstrations={"file": None})
+    with pytest.raises(ConfigError, match=r"network\.rnn"):
         config(network={"rnn": "gru"})
-    with pytest.raises(ConfigError, match=r"network\.separate=false"):
+    with pytest.raises(ConfigError, match=r"network\.separate"):
         config(network={"separate": True})
     with raises(ConfigError, key="algo=bc", hint="Try algo=distill"):
         spec = replace(TOY, images={"camera": (8, 8, 3)})
@@ -148,7 +146,7 @@ def test_what_cannot_be_cloned_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-def test_a_clone_of_the_demo_does_as_well(load_tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bc_policy_reaches_return_of_demonstrator(load_tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_tool("collect").main(["HalfCheetah", "--episodes", "20", "--out", "shown.npz"]) == 0
     settings = {"num_envs": 16, "seed": 1, "log": {"console": "quiet"}, "bc": {"demonstrations": {"file": "shown.npz"}}}

@@ -29,12 +29,12 @@ def references(logits: Tensor) -> list[Reference]:
     return [Reference(logits=part) for part in logits.split(COUNTS, dim=-1)]
 
 
-def test_it_is_the_product_of_torchs_distributions() -> None:
+def test_categorical_equals_product_of_torch_distributions() -> None:
     torch.manual_seed(0)
     old, now = 3.0 * torch.randn(5, 7, 9), 3.0 * torch.randn(5, 7, 9)
     ours, theirs = Categorical(now, COUNTS), references(now)
     action = torch.stack([reference.sample() for reference in theirs], dim=-1)
-    for given in (action, action.float()):  # a rollout keeps numbers
+    for given in (action, action.float()):  # a rollout stores floats
         expected = torch.stack([r.log_prob(action[..., k]) for k, r in enumerate(theirs)]).sum(dim=0)
         torch.testing.assert_close(ours.log_prob(given), expected)
     torch.testing.assert_close(ours.entropy(), torch.stack([r.entropy() for r in theirs]).sum(dim=0))
@@ -45,7 +45,7 @@ def test_it_is_the_product_of_torchs_distributions() -> None:
     assert torch.equal(ours[2].logits, now[2])
 
 
-def test_samples_have_the_probabilities_of_the_logits() -> None:
+def test_samples_follow_softmax_of_logits() -> None:
     head = CategoricalHead(4, MultiDiscrete(COUNTS))
     logits = torch.tensor([0.0, 1.0, -2.0, 0.5, -0.5, 3.0, 0.0, 1.0, 1.0])
     draws = 200_000
@@ -58,7 +58,7 @@ def test_samples_have_the_probabilities_of_the_logits() -> None:
 
 
 class Bandit:
-    """Observes which option of the second choice pays; the first choice has no effect."""
+    """Contextual bandit: the observation shows the rewarded option of the second choice; the first has no effect."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -93,7 +93,7 @@ def collect(ppo: OnPolicy, env: Bandit) -> float:
     return float(ppo.rollout.reward.mean()) if env.device.type == "cpu" else 0.0
 
 
-def test_ppo_learns_which_option_pays() -> None:
+def test_ppo_solves_a_contextual_bandit() -> None:
     ppo, env = make(), Bandit()
     returns = []
     for _ in range(40):
@@ -105,7 +105,7 @@ def test_ppo_learns_which_option_pays() -> None:
     assert ppo.policy.act(env.obs, (), deterministic=False)[0].dtype == torch.int64
 
 
-def test_an_algorithm_for_continuous_actions_says_so() -> None:
+def test_sac_rejects_discrete_actions() -> None:
     spec = EnvSpec(NUM_ENVS, {"policy": 4}, MultiDiscrete((3, 4)), 100)
     with pytest.raises(ConfigError, match="Try algo=dqn"):
         SAC(off_policy_config("sac"), spec, LearnerContext("sac"), device=torch.device("cpu"), seed=1, max_iterations=1)

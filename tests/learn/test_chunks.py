@@ -1,4 +1,4 @@
-"""Chunked minibatches: same gradient, same bits for any thread timing."""
+"""Chunked minibatches: same gradient, bit-identical for any thread timing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def test_the_sum_is_over_all_indices_in_order(two_threads: None) -> None:
+def test_chunk_sum_covers_all_indices_in_order(two_threads: None) -> None:
     seen: dict[int, str] = {}
     both = threading.Barrier(2)
 
     def function(index: Tensor) -> list[Tensor]:
         seen[int(index[0])] = threading.current_thread().name
         if int(index[0]) < 4:
-            both.wait(timeout=30)  # only passed when two chunks are under way at a time
+            both.wait(timeout=30)  # passes only if two chunks run at the same time
         return [index.sum(), index.float().square().sum()]
 
     total = Chunks(CPU, 2).sum(function, torch.arange(9))
@@ -43,21 +43,21 @@ def test_the_sum_is_over_all_indices_in_order(two_threads: None) -> None:
 
 
 @pytest.mark.parametrize(("device", "size"), [("cpu", 9), ("meta", 2)])
-def test_one_chunk_stays_in_the_caller(two_threads: None, device: str, size: int) -> None:
-    """Other devices than the CPU always have one."""
+def test_single_chunk_runs_in_calling_thread(two_threads: None, device: str, size: int) -> None:
+    """Devices other than the CPU always use one chunk."""
     names = []
     chunks = Chunks(torch.device(device), size)
     chunks.sum(lambda index: (names.append(threading.current_thread().name), [index])[1], torch.arange(9))
     assert names == [threading.main_thread().name]
 
 
-def test_operations_of_chunks_can_be_counted(two_threads: None) -> None:
+def test_sync_counter_counts_operations_of_worker_threads(two_threads: None) -> None:
     with SyncCounter() as syncs:
         Chunks(CPU, 2).sum(lambda index: [index.nonzero().sum()], torch.arange(6))
     assert syncs.total == 3
 
 
-def test_an_error_in_a_chunk_is_raised(two_threads: None) -> None:
+def test_error_in_a_chunk_is_raised(two_threads: None) -> None:
     def function(index: Tensor) -> list[Tensor]:
         raise ValueError("no")
 
@@ -65,7 +65,7 @@ def test_an_error_in_a_chunk_is_raised(two_threads: None) -> None:
         Chunks(CPU, 2).sum(function, torch.arange(6))
 
 
-def test_the_first_chunks_of_a_compiled_function_share_a_thread(two_threads: None) -> None:
+def test_first_chunks_of_compiled_function_share_a_thread(two_threads: None) -> None:
     seen: list[str] = []
     both = threading.Barrier(2)
 
@@ -83,7 +83,7 @@ def test_the_first_chunks_of_a_compiled_function_share_a_thread(two_threads: Non
 
 
 @pytest.mark.slow
-def test_compiled_chunks_are_computed_at_a_time_and_compiled_once() -> None:
+def test_compiled_chunks_run_in_parallel_and_compile_once() -> None:
     script = """
 import threading
 import torch
@@ -103,7 +103,7 @@ for workers in (1, 2):
 
     def meeting(*args):
         names.add(threading.current_thread().name)
-        together.wait(timeout=30)  # only passed when so many chunks are under way at a time
+        together.wait(timeout=30)  # passes only if all workers run a chunk at the same time
         return loss(*args)
 
     it.ppo._loss = meeting
@@ -117,7 +117,7 @@ assert all(map(torch.equal, *trained))
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", pytest.param("lstm", marks=pytest.mark.slow)])
-def test_chunks_give_the_gradient_of_the_whole(kind: str, monkeypatch: Any, two_threads: None) -> None:
+def test_chunked_gradient_equals_full_gradient(kind: str, monkeypatch: Any, two_threads: None) -> None:
     def trained(chunk: int, workers: int) -> Any:
         monkeypatch.setattr(chunks, "CPU_CHUNK", chunk)
         monkeypatch.setattr(chunks, "most_workers", lambda: workers)
@@ -129,4 +129,4 @@ def test_chunks_give_the_gradient_of_the_whole(kind: str, monkeypatch: Any, two_
     for name, value in whole.policy.state_dict().items():
         other = shared.policy.state_dict()[name]
         torch.testing.assert_close(other, value, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
-        assert torch.equal(other, alone.policy.state_dict()[name]), "bit for bit, however many do it"
+        assert torch.equal(other, alone.policy.state_dict()[name]), "result depends on the number of workers"

@@ -1,4 +1,4 @@
-"""Combinations of observations, encoders, recurrence, frames, actions and algorithms train or raise one line."""
+"""Combinations of observations, encoders, recurrence, frames, actions and algorithms."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.spaces import Box, MultiDiscrete
 from gpusim_rl.testing.conformance import differences, merged
 from helpers.composed import algorithm_defaults
-from helpers.every_algorithm import BASES, has, learner, run
+from helpers.every_algorithm import BASES, existing, learner, run
 from helpers.states import saved
 
 STYLE = {"style": 4, "reference": 4}
 CAMERA = {"camera": (16, 16, 2)}
 OBSERVED: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "numbers": ({"policy": 5}, {}),
-    "numbers and a critic's": ({"policy": 5, "critic": 7}, {}),
+    "numbers and critic numbers": ({"policy": 5, "critic": 7}, {}),
     "images": ({"policy": 0}, CAMERA),
     "images and numbers": ({"policy": 5}, CAMERA),
-    "images and a critic's numbers": ({"policy": 0, "critic": 7}, CAMERA),
+    "images and critic numbers": ({"policy": 0, "critic": 7}, CAMERA),
     "two cameras and numbers": ({"policy": 5, "critic": 7}, {**CAMERA, "wrist": (16, 20, 1)}),
 }
 SPACES = {"continuous": Box(3, 1.0), "choices": MultiDiscrete((2, 3))}
@@ -34,23 +34,23 @@ PLAIN: dict[str, Any] = {
 }
 NETWORKS: dict[str, dict[str, Any]] = {
     "separate": {"separate": True},
-    "own": {"_target_": "helpers.frozen.HalfFrozen"},
+    "custom": {"_target_": "helpers.frozen.HalfFrozen"},
     "std": {"state_dependent_std": True},
     "atoms": {"atoms": 11},
     **{kind: {"encoder": {"kind": kind}} for kind in ("nature", "impala")},
-    "own encoder": {"encoder": {"_target_": "helpers.frozen.FrozenEncoder"}},
+    "custom encoder": {"encoder": {"_target_": "helpers.frozen.FrozenEncoder"}},
 }
 ADDED: dict[str, dict[str, Any]] = {
     "": {},
     "bf16": {"precision": "bf16"},
     "raw": {"normalize_obs": False, "normalize_value": False},
-    "lasting noise": {"noise": {"steps": [4.0], "kind": "coloured"}},
+    "coloured noise": {"noise": {"steps": [4.0], "kind": "coloured"}},
     "symmetry": {"symmetry": {"augment": True}},
     "rnd": {"rnd": {"weight": 1.0}},
     "teacher": {"teacher": {"run": "teacher", "weight": 1.0}},
     "demonstrations": {"demonstrations": {"file": "shown.npz"}},
     "priorities": {"replay": {"alpha": 0.5}},
-    "on the host": {"replay": {"device": "cpu"}},
+    "host replay": {"replay": {"device": "cpu"}},
 }
 LABELS = [label for label in BASES if label != "impala, gradient"]
 
@@ -61,22 +61,24 @@ def table(label: str) -> list[tuple[str, str, str | None, int, str, str]]:
     recurrence = (None, "gru") if "rnn" in defaults["network"] else (None,)
     rows = [(*row, "", "") for row in itertools.product(OBSERVED, SPACES, recurrence, (1, 3))]
     some = [*itertools.product(("numbers", "images and numbers"), ("continuous",), (*recurrence, "lstm"), (1, 3))]
-    rows += [(*row, name, "") for row in some for name, it in NETWORKS.items() if has(it, defaults["network"]) == it]
+    rows += [
+        (*row, name, "") for row in some for name, it in NETWORKS.items() if existing(it, defaults["network"]) == it
+    ]
     some += [("images", "continuous", None, 1)]
-    rows += [(*row, "", name) for row in some for name, it in ADDED.items() if name and has(it, defaults) == it]
+    rows += [(*row, "", name) for row in some for name, it in ADDED.items() if name and existing(it, defaults) == it]
     return [
         row for row in rows if (row[3] == 1 or OBSERVED[row[0]][1]) and not (row[2] == "lstm" and recurrence[1:] == ())
     ]
 
 
-def tried(label: str, row: tuple[str, str, str | None, int, str, str]) -> bool:
-    """Train a row and return True, or return False if it is refused."""
+def trains(label: str, row: tuple[str, str, str | None, int, str, str]) -> bool:
+    """Train a row and return True, or return False if it is rejected."""
     observed, actions, rnn, frames, network, added = row
     groups, images = OBSERVED[observed]
     changes = merged(PLAIN, {"network": merged({"rnn": rnn, "encoder": {"frames": frames}}, NETWORKS.get(network, {}))})
     if label in ("sac", "td3", "dqn"):
         changes = merged(changes, {"demonstrations": {"file": None}, "replay": {"alpha": 0.0}})
-    changes = has(merged(changes, ADDED[added]), algorithm_defaults(BASES[label][0]))
+    changes = existing(merged(changes, ADDED[added]), algorithm_defaults(BASES[label][0]))
     env: dict[str, Any] = {"groups": {**groups, **(STYLE if label == "amp" else {})}, "images": images}
     env |= {"space": SPACES[actions], "final_images": "critic" not in groups}
     try:
@@ -96,12 +98,12 @@ def tried(label: str, row: tuple[str, str, str | None, int, str, str]) -> bool:
     return True
 
 
-def all_of(label: str, rows: list[Any]) -> int:
-    """Try rows; return the number that train."""
+def count_trained(label: str, rows: list[Any]) -> int:
+    """Train all rows; return how many are accepted."""
     trained, wrong = 0, []
     for row in rows:
         try:
-            trained += tried(label, row)
+            trained += trains(label, row)
         except Exception as error:
             wrong.append(f"{row}: {type(error).__name__} {str(error)[:200]}")
     assert not wrong, f"{len(wrong)} of {len(rows)}:\n" + "\n".join(wrong)
@@ -109,17 +111,17 @@ def all_of(label: str, rows: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_some_combinations_train_or_are_refused_in_one_line(label: str) -> None:
-    assert all_of(label, table(label)[:: 51 if label == "amp" else 17])
+def test_some_combinations_train_or_are_rejected_in_one_line(label: str) -> None:
+    assert count_trained(label, table(label)[:: 51 if label == "amp" else 17])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
-def test_every_combination_trains_or_is_refused_in_one_line(label: str) -> None:
-    assert all_of(label, table(label)[:: 3 if label == "amp" else 1]) > 10  # AMP has PPO's networks
+def test_every_combination_trains_or_is_rejected_in_one_line(label: str) -> None:
+    assert count_trained(label, table(label)[:: 3 if label == "amp" else 1]) > 10  # AMP shares PPO's networks
 
 
-def test_images_of_one_place_are_too_small_for_a_spatial_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spatial_encoder_rejects_images_with_one_output_position(monkeypatch: pytest.MonkeyPatch) -> None:
     for side, fits in ((12, False), (13, True)):
         monkeypatch.setitem(OBSERVED, "images", ({"policy": 0}, {"camera": (side, side, 2)}))
-        assert tried("a2c", ("images", "continuous", None, 1, "", "")) == fits
+        assert trains("a2c", ("images", "continuous", None, 1, "", "")) == fits

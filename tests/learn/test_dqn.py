@@ -1,4 +1,4 @@
-"""DQN: options and their values, exploration, targets, what it learns from."""
+"""DQN: action values, exploration, targets, priorities, learning."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def make_critic(**network: Any) -> DiscreteCritic:
     return DiscreteCritic(5, COUNTS, net, "dqn.network")
 
 
-# Options and their values
+# Action values
 
 
-@pytest.mark.parametrize("network", [{}, {"dueling": False}, {"critics": 2}, C51], ids=["", "plain", "two", "atoms"])
-def test_the_best_option_of_each_choice_is_the_best_of_all_actions(network: dict[str, Any]) -> None:
+@pytest.mark.parametrize("network", [{}, {"dueling": False}, {"critics": 2}, C51], ids=["one", "plain", "two", "atoms"])
+def test_best_option_per_choice_is_best_joint_action(network: dict[str, Any]) -> None:
     critic = make_critic(**network)
     obs = torch.randn(20, 5)
     every = critic.options(obs, bf16=False)
@@ -47,11 +47,11 @@ def test_the_best_option_of_each_choice_is_the_best_of_all_actions(network: dict
     actions = [torch.tensor(choice) for choice in itertools.product(*map(range, COUNTS))]
     values = []
     for action in actions:
-        said = critic(obs, action.expand(20, 3).float(), bf16=False)  # a replay memory holds floats
+        joint = critic(obs, action.expand(20, 3).float(), bf16=False)  # a replay memory holds floats
         slow = sum(every[..., offset + int(k)] for offset, k in zip(offsets, action, strict=True)) / 3
-        assert torch.allclose(said, slow, atol=1e-6)  # type: ignore[arg-type]
-        values.append(said.mean(dim=0).squeeze(-1))
-    if "atoms" not in network:  # of logits the mean is that of no value
+        assert torch.allclose(joint, slow, atol=1e-6)  # type: ignore[arg-type]
+        values.append(joint.mean(dim=0).squeeze(-1))
+    if "atoms" not in network:  # a mean of logits is not a value
         best = torch.stack(values).argmax(dim=0)
         assert torch.equal(critic.best(every), torch.stack([actions[int(i)] for i in best]))
     parts = critic.value(every.mT).mean(dim=0).split(COUNTS, dim=1)
@@ -59,7 +59,7 @@ def test_the_best_option_of_each_choice_is_the_best_of_all_actions(network: dict
 
 
 @pytest.mark.parametrize("atoms", [1, 11])
-def test_dueling_takes_the_mean_advantage_from_each_choice(atoms: int) -> None:
+def test_dueling_subtracts_mean_advantage_per_choice(atoms: int) -> None:
     critic = make_critic(**(C51 if atoms > 1 else {}))
     obs = torch.randn(7, 5)
     assert critic.state_head is not None
@@ -74,7 +74,7 @@ def test_dueling_takes_the_mean_advantage_from_each_choice(atoms: int) -> None:
         start += count
 
 
-def test_continuous_actions_have_bins() -> None:
+def test_continuous_actions_are_binned() -> None:
     it, dqn = learner(Box(2), bins=5, action_scale=2.0)
     grid = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
     actions = dqn.policy.action(torch.arange(5)[:, None].expand(-1, 2))
@@ -104,16 +104,16 @@ def test_discrete_actions_are_indices(space: MultiDiscrete) -> None:
 # Exploration
 
 
-def test_epsilon_falls_linearly_and_stays() -> None:
+def test_epsilon_falls_linearly_to_its_end_value() -> None:
     _, dqn = learner(MultiDiscrete((2,)), epsilon_start=0.9, epsilon_end=0.1, epsilon_decay=80)
     found = []
     for steps in (0, 5, 10, 11, 1000):
-        dqn.steps.fill_(steps)  # of 8 envs
+        dqn.steps.fill_(steps)  # per env; there are 8
         found.append(dqn.epsilon(dqn.steps).unique().item())
     assert found == pytest.approx([0.9, 0.5, 0.1, 0.1, 0.1])
 
 
-def test_the_ladder_is_that_of_ape_x() -> None:
+def test_epsilon_ladder_matches_ape_x() -> None:
     ape_x: dict[str, Any] = {"epsilon_start": 0.4, "epsilon_end": 0.4, "epsilon_ladder": 7.0}
     _, dqn = learner(MultiDiscrete((2,)), **ape_x)
     assert dqn.epsilon(dqn.steps)[:, 0].tolist() == pytest.approx([0.4 ** (1 + 7 * i / 7) for i in range(8)])
@@ -122,7 +122,7 @@ def test_the_ladder_is_that_of_ape_x() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_so_many_actions_are_random(epsilon: float) -> None:
+def test_share_of_random_actions_is_epsilon(epsilon: float) -> None:
     it, dqn = learner(MultiDiscrete((5,)), envs=4000, epsilon_start=epsilon, epsilon_end=epsilon, learning_starts=4000)
     it.collect()
     dqn.begin_rollout()
@@ -137,7 +137,7 @@ def test_random_options_are_equally_likely(monkeypatch: pytest.MonkeyPatch) -> N
     for number, count in enumerate(COUNTS):
         shares = action[:, number].bincount(minlength=count) / 6000
         assert shares.tolist() == pytest.approx([1 / count] * count, abs=0.03)
-    monkeypatch.setattr(Tensor, "normal_", lambda numbers, **_: numbers.fill_(9.0))  # the error function is 1 there
+    monkeypatch.setattr(Tensor, "normal_", lambda numbers, **_: numbers.fill_(9.0))  # where the error function is 1
     dqn.begin_rollout()
     assert dqn.act(it.obs).unique(dim=0).tolist() == [[count - 1 for count in COUNTS]]
 
@@ -152,18 +152,18 @@ def batch_of(obs: Tensor, action: Tensor, reward: Tensor, discount: Tensor) -> B
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_targets_are_those_of_double_q_learning(double: bool) -> None:
-    # rlax's vectors: the selector is the online network of the next observations
+def test_targets_match_double_q_learning(double: bool) -> None:
+    # rlax's test vectors; the selector is the online network at the next observations
     _, dqn = learner(MultiDiscrete((3,)), double=double, network={"dueling": False})
     now = torch.tensor([[1.0, 1, 0], [1, 2, 0]])
     following = torch.tensor([[99.0, 1, 98], [91, 2, 66]])
     selector = torch.tensor([[2.0, 10, 1], [11, 20, 1]])
 
-    def says(at_first: Tensor, later: Tensor) -> Callable[..., Tensor]:
+    def network(at_first: Tensor, later: Tensor) -> Callable[..., Tensor]:
         return lambda obs, *, bf16: (later if obs[0, 0] >= 10 else at_first)[None, :, None, :]
 
-    dqn.policy.critic.options = says(now, selector)  # type: ignore[method-assign]
-    dqn.policy.target_critic.options = says(now, following)  # type: ignore[method-assign]
+    dqn.policy.critic.options = network(now, selector)  # type: ignore[method-assign]
+    dqn.policy.target_critic.options = network(now, following)  # type: ignore[method-assign]
     batch = batch_of(torch.zeros(2, 5), torch.tensor([[0.0], [1.0]]), torch.ones(2), torch.tensor([0.0, 1.0]))
     target, expected = dqn.targets(batch)
     td = target - dqn.policy.critic(batch.obs["policy"], batch.action, bf16=False)[0, :, 0]
@@ -172,18 +172,18 @@ def test_targets_are_those_of_double_q_learning(double: bool) -> None:
 
 
 @pytest.mark.parametrize("network", [{"critics": 2}, {**C51, "critics": 2}], ids=["values", "distributions"])
-def test_priorities_are_the_errors(network: dict[str, Any]) -> None:
+def test_priorities_are_td_errors(network: dict[str, Any]) -> None:
     it, dqn = learner(MultiDiscrete((3,)), network=network, replay={"capacity": 800, "alpha": 1.0})
     it.train(3)
     (batch, *_) = dqn._draw(4)
     with torch.no_grad():
         target, _ = dqn.targets(batch)
-        said = dqn.policy.critic(batch.obs["policy"], batch.action, bf16=False)
+        predicted = dqn.policy.critic(batch.obs["policy"], batch.action, bf16=False)
     if "atoms" in network:
-        logs = said.log_softmax(dim=-1)
+        logs = predicted.log_softmax(dim=-1)
         each = [[(t * (t.clamp(min=1e-30).log() - log)).sum() for t, log in zip(target, m, strict=True)] for m in logs]
     else:
-        each = [[(t - q).abs() for t, q in zip(target, m[:, 0], strict=True)] for m in said]
+        each = [[(t - q).abs() for t, q in zip(target, m[:, 0], strict=True)] for m in predicted]
     slow = torch.tensor(each).mean(dim=0)
     dqn._critic_step(batch, torch.tensor(False))
     counts = batch.weight > 0
@@ -192,11 +192,11 @@ def test_priorities_are_the_errors(network: dict[str, Any]) -> None:
     assert (dqn.priorities.values[batch.index][~counts] == 0.0).all()
 
 
-def test_weights_make_up_for_priorities_ever_more() -> None:
+def test_importance_exponent_beta_rises_to_one() -> None:
     it, dqn = learner(MultiDiscrete((3,)), replay={"capacity": 800, "alpha": 1.0, "beta": 0.4})
     it.train(5)
     assert dqn.priorities is not None
-    for steps, beta in ((0, 0.4), (200, 0.7), (400, 1.0), (900, 1.0)):  # of 400 in a whole training
+    for steps, beta in ((0, 0.4), (200, 0.7), (400, 1.0), (900, 1.0)):  # a whole training has 400
         dqn.steps.fill_(steps)
         (batch, *_) = dqn._draw(1)
         counts = batch.weight > 0
@@ -204,7 +204,7 @@ def test_weights_make_up_for_priorities_ever_more() -> None:
         assert torch.allclose(batch.weight[counts], expected / expected.sum(), rtol=1e-4)
 
 
-def test_only_what_the_policy_sees_is_used() -> None:
+def test_dqn_ignores_critic_observations() -> None:
     env = RandomEnv(8, {"policy": 5, "critic": 7})
     it = OffPolicyLearner("dqn", env)
     it.train(2)
@@ -214,10 +214,12 @@ def test_only_what_the_policy_sees_is_used() -> None:
 # Learning
 
 
-@pytest.mark.parametrize("changes", [{}, {"network": C51, "replay": {"alpha": 0.6}, "n_step": 3}], ids=["", "rainbow"])
-def test_it_finds_the_best_action_of_a_bandit(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"network": C51, "replay": {"alpha": 0.6}, "n_step": 3}], ids=["default", "rainbow"]
+)
+def test_dqn_solves_a_bandit(changes: dict[str, Any]) -> None:
     class Bandit(RandomEnv):
-        """The observation tells the best option of the first choice; that of the second is 2."""
+        """Bandit: the observation shows the best option of the first choice; the best of the second is 2."""
 
         def step(self, action: Tensor) -> Any:
             outcome = super().step(action)

@@ -1,4 +1,4 @@
-"""Encoders of images: what they find, stacks of frames, and learning from images."""
+"""Image encoders, frame stacks and learning from images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_learner(num_envs: int = 6, numbers: int = 0, critic: int = 4, **encoder
     return Learner(env, cfg, more={"images": env.images})
 
 
-def test_spatial_softmax_returns_the_position_of_what_stands_out():
+def test_spatial_softmax_returns_position_of_maximum():
     picture = torch.zeros(1, 2, 5, 9)
     picture[0, 0, 1, 8] = picture[0, 1, 4, 2] = 1e3
     layer = SpatialSoftmax(5, 9)
@@ -46,7 +46,7 @@ def test_spatial_softmax_returns_the_position_of_what_stands_out():
 
 
 @pytest.mark.parametrize("kind", ["spatial", "nature", "impala"])
-def test_an_encoder_sees_every_pixel_scaled_and_in_any_batch(kind):
+def test_encoder_scales_pixels_and_accepts_any_batch_shape(kind):
     torch.manual_seed(0)
     encoder = Encoder({"camera": (64, 48, 3)}, encoder_config(kind=kind), "ppo.network")
     images = torch.randint(256, (2, 3, 64, 48, 3), dtype=torch.uint8)
@@ -59,15 +59,15 @@ def test_an_encoder_sees_every_pixel_scaled_and_in_any_batch(kind):
     assert all(parameter.grad is not None for parameter in encoder.parameters())
 
 
-def test_images_that_are_too_small_are_one_line():
-    with raises(ConfigError, key="encoder.kind=nature", hint="Try encoder.kind=spatial, or larger images"):
+def test_encoder_rejects_too_small_images():
+    with raises(ConfigError, key="encoder.kind=nature"):
         Encoder({"camera": SHAPE}, encoder_config(kind="nature"), "ppo.network")
-    with raises(ConfigError, key="encoder.kind=spatial", hint="Try larger images"):
+    with raises(ConfigError, key="encoder.kind=spatial"):
         Encoder({"camera": (4, 16, 2)}, encoder_config(kind="spatial"), "ppo.network")
 
 
 class Mean(nn.Module):
-    """The mean brightness, as a user's own encoder."""
+    """Mean brightness, as a custom encoder."""
 
     def __init__(self, shape: tuple[int, int, int], cfg: EncoderConfig) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Mean(nn.Module):
         return x.mean(dim=(2, 3))
 
 
-def test_an_encoder_of_ones_own():
+def test_custom_encoder_is_built_and_checked():
     encoder = Encoder({"camera": SHAPE}, encoder_config(_target_=f"{__name__}.Mean"), "ppo.network")
     images = frames(4)
     expected = images.float().mean(dim=(1, 2)) / 255.0 - 0.5
@@ -89,7 +89,7 @@ def test_an_encoder_of_ones_own():
 
 
 def stacks_one_by_one(x: Tensor, is_first: Tensor, number: int) -> Tensor:
-    """Stacks [time, batch, H, W, C * number], by the definition."""
+    """Return stacks [time, batch, H, W, C * number] by definition."""
     stacked = torch.zeros(*x.shape[:-1], x.shape[-1] * number, dtype=torch.uint8)
     for t in range(len(x)):
         for env in range(x.shape[1]):
@@ -102,14 +102,14 @@ def stacks_one_by_one(x: Tensor, is_first: Tensor, number: int) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 12])
-def test_stacks_hold_each_frame_once_and_end_where_the_episode_begins(length):
+def test_frame_stack_starts_at_episode_start(length):
     x, stack = frames(12, 5), FrameStack({"camera": SHAPE}, 4)
     is_first = torch.rand(12, 5, generator=torch.Generator().manual_seed(1)) < 0.3
     expected = stacks_one_by_one(x, is_first, 4)
     hidden = stack.initial_state(5, torch.device("cpu"))
     for start in range(0, 12, length):
         part = slice(start, start + length)
-        if start:  # as an algorithm forgets the episodes that are done
+        if start:  # as algorithms reset finished episodes
             hidden = tuple(state.masked_fill(is_first[start][None, :, None], 0) for state in hidden)
         found, hidden = stack({"camera": x[part]}, hidden, is_first[part])
         torch.testing.assert_close(found["camera"], expected[part])
@@ -117,10 +117,10 @@ def test_stacks_hold_each_frame_once_and_end_where_the_episode_begins(length):
 
 @pytest.mark.parametrize("frames_seen", [1, 3])
 @pytest.mark.parametrize("critic", [0, 4])
-def test_an_update_sees_what_was_acted_on(frames_seen, critic):
+def test_update_sees_the_frames_acted_on(frames_seen, critic):
     learner = make_learner(critic=critic, numbers=3, frames=frames_seen)
     learner.collect()
-    learner.collect()  # from episodes under way
+    learner.collect()  # continues running episodes
     stats = learner.update()
     assert stats["loss/policy"].isfinite()
     learner.collect()
@@ -132,7 +132,7 @@ def test_an_update_sees_what_was_acted_on(frames_seen, critic):
     torch.testing.assert_close(again.log_prob, acted, rtol=1e-4, atol=1e-5)
 
 
-def test_the_layers_behind_an_encoder_see_differences_that_bf16_has_not():
+def test_layers_after_encoder_get_fp32_features():
     policy = make_learner(critic=0).policy
     policy.bf16 = True
     seen: list[Tensor] = []
@@ -145,22 +145,22 @@ def test_the_layers_behind_an_encoder_see_differences_that_bf16_has_not():
     assert not torch.isclose(seen[0], seen[1], rtol=0.0, atol=1e-7).any(dim=1).all()
 
 
-def test_a_rollout_of_cartpole_camera_takes_the_bytes_of_its_frames():
+def test_rollout_of_cartpole_camera_stores_each_frame_once():
     spec = prepare("CartpoleCamera", num_envs=4, sim="mujoco", device="cpu", log={"console": "quiet"})
     it: Any = make_trainer(spec)
     rollout, cfg = it.algorithm.rollout, spec.cfg.algorithm
     steps, length, older, later = cfg.horizon, cfg.sequence_length, cfg.network.encoder.frames - 1, 1 + rollout.slots
     frame = spec.cfg.task.height * spec.cfg.task.width * 3
-    # Each frame once; those before each sequence that is learned from, and before each observation that is valued.
+    # Each frame once, plus the older frames before each training sequence and before each valued observation.
     images = 4 * frame * (steps + older * (steps // length + later))
-    floats = 4 * (4 + 1 + rollout.distribution.shape[-1] + 2)  # of the critic, action, its distribution, value, reward
-    numbers = 4 * (steps * (floats + 4) + 1 + later * 4 * 4)  # with four masks, and what comes after
+    floats = 4 * (4 + 1 + rollout.distribution.shape[-1] + 2)  # critic group, action, distribution, value, reward
+    numbers = 4 * (steps * (floats + 4) + 1 + later * 4 * 4)  # with four masks and the observations after the rollout
     assert older == 2 and sum(tensor.nbytes for tensor, _ in rollout.memory()) == images + numbers
     assert numbers < 0.01 * images
-    assert images < 0.6 * 4 * frame * steps * (older + 1), "of what stacks would take"
+    assert images < 0.6 * 4 * frame * steps * (older + 1)
 
 
-def test_images_have_no_statistics_and_a_policy_learns_from_them():
+def test_images_train_the_encoder_without_statistics():
     learner = make_learner(critic=4)
     assert set(learner.policy.obs_norm) == {"policy", "critic"}
     before = [p.clone() for p in learner.policy.encoder.parameters()]

@@ -1,4 +1,4 @@
-"""Conformance suite of all `ALGORITHMS`; each needs an entry in `helpers.every_algorithm`."""
+"""Conformance suite over all `ALGORITHMS`; each needs an entry in `helpers.every_algorithm`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from helpers.every_algorithm import BASES, learner
 from helpers.off_policy import C51
 
 CRITIC = {"groups": {"policy": 5, "critic": 7}}
-ALONE: dict[str, Any] = {"groups": {"policy": 0}, "images": {"eye": (13, 13, 1)}}
-BESIDE: dict[str, Any] = {**ALONE, "groups": {"policy": 2, "critic": 4}}
+IMAGES_ONLY: dict[str, Any] = {"groups": {"policy": 0}, "images": {"eye": (13, 13, 1)}}
+WITH_NUMBERS: dict[str, Any] = {**IMAGES_ONLY, "groups": {"policy": 2, "critic": 4}}
 NO_FILE = {"demonstrations": {"file": None, "imitation": 0.0}}
 DELAYED = {"policy_delay": 2, "n_step": 3, "max_grad_norm": 0.5, "reward_scale": 2.0, "learning_starts": 120}
 COLOURED = {"noise": {"kind": "coloured", "steps": [4.0]}}
@@ -26,7 +26,7 @@ BF16 = {"precision": "bf16", "replay": {"storage": "fp16"}, "network": {"critics
 KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **{label: (label, {}, {}) for label in BASES},
     "ppo, lstm": ("ppo", RECURRENT, {}),
-    "ppo, images": ("ppo", {**PLAIN, "network": {"encoder": {"frames": 3}, "separate": True}}, BESIDE),
+    "ppo, images": ("ppo", {**PLAIN, "network": {"encoder": {"frames": 3}, "separate": True}}, WITH_NUMBERS),
     "ppo, per epoch": ("ppo", {"schedule_per": "epoch", "max_grad_norm": None, "symmetry": {"augment": True}}, {}),
     "ppo, choices": ("ppo", {**PLAIN, "noise": {"steps": [1.0]}}, {"space": MultiDiscrete((2, 3))}),
     "a2c, choices": ("a2c", {"noise": {"steps": [1.0]}}, {"space": MultiDiscrete((2, 3))}),
@@ -38,10 +38,10 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sac, bf16": ("sac", {**NO_FILE, **BF16}, {}),
     "td3, distributions": ("td3", {"network": {**C51, "layer_norm": False}, "clipped": False, **NO_FILE}, CRITIC),
     "dqn, distributions": ("dqn", {"network": C51, "n_step": 3}, {}),
-    "sac, images": ("sac", {**NO_FILE, "network": {"encoder": {"frames": 3}}, "n_step": 3}, ALONE),
-    "sac, images on the host": ("sac", {**NO_FILE, **HOST, **FRAMES}, ALONE),
-    "td3, images": ("td3", {**NO_FILE, "network": {"encoder": {"frames": 2, "shift": 0}}}, BESIDE),
-    "dqn, images": ("dqn", {**FRAMES, "replay": {"alpha": 0.0}}, {**ALONE, "final_images": True}),
+    "sac, images": ("sac", {**NO_FILE, "network": {"encoder": {"frames": 3}}, "n_step": 3}, IMAGES_ONLY),
+    "sac, images on the host": ("sac", {**NO_FILE, **HOST, **FRAMES}, IMAGES_ONLY),
+    "td3, images": ("td3", {**NO_FILE, "network": {"encoder": {"frames": 2, "shift": 0}}}, WITH_NUMBERS),
+    "dqn, images": ("dqn", {**FRAMES, "replay": {"alpha": 0.0}}, {**IMAGES_ONLY, "final_images": True}),
 }
 
 
@@ -50,9 +50,9 @@ class TestAlgorithms(AlgorithmConformance):
 
     def make_algorithm(self, name: str, device: str = "cpu") -> tuple[Algorithm, RandomEnv]:
         label, changes, more = KINDS[name]
-        changes = changes if device == "cpu" else {**changes, "precision": "fp32"}  # which autocast does not know
+        changes = changes if device == "cpu" else {**changes, "precision": "fp32"}  # autocast does not support meta
         return learner(label, changes, device=device, **more)
 
 
-def test_the_list_is_complete() -> None:
+def test_every_algorithm_has_an_entry() -> None:
     assert {BASES[label][0] for label, _, _ in KINDS.values()} == ALGORITHMS.keys()

@@ -1,4 +1,4 @@
-"""Layers of a user's network that do not learn, with every algorithm."""
+"""Frozen layers of custom networks, with every algorithm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weights(policy: nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("label", LABELS)
-def test_what_is_frozen_stays_and_the_rest_learns(label: str, network: str) -> None:
+def test_frozen_layers_stay_and_the_rest_learns(label: str, network: str) -> None:
     it, env = learner(label, with_network(network) | without_decay(label))
     before = weights(it.policy)
     assert any(not x.requires_grad for x in it.policy.parameters()) or network == "Detached"
@@ -40,11 +40,11 @@ def test_what_is_frozen_stays_and_the_rest_learns(label: str, network: str) -> N
     moved = {name for name, value in now.items() if not torch.equal(value, before[name])}
     layer = {name: name.split(".")[-2] for name in now if "layers" in name or "features" in name}
     assert layer and {layer[name] for name in moved & layer.keys()} == ({"2"} if network == "HalfFrozen" else set())
-    assert moved - layer.keys(), "the head learns"
+    assert moved - layer.keys(), "the head did not learn"
 
 
 @pytest.mark.parametrize("label", ["ppo", "sac"])
-def test_layers_that_learn_from_a_resume_on_are_told_of(label: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unfreezing_layers_at_resume_warns_about_optimizer(label: str, capsys: pytest.CaptureFixture[str]) -> None:
     it, env = learner(label, with_network("Frozen"))
     obs, _ = run(it, env, env.reset(), 3)
     other, _ = learner(label, with_network("HalfFrozen"))
@@ -57,6 +57,6 @@ def test_layers_that_learn_from_a_resume_on_are_told_of(label: str, capsys: pyte
     assert any(name.endswith(".2.weight") for name in moved)
 
 
-def test_nothing_to_learn_is_one_line() -> None:
+def test_optimizer_without_trainable_parameters_is_rejected() -> None:
     with pytest.raises(ConfigError, match="requires_grad"):
         MaskedAdamW([*nn.Linear(2, 2).requires_grad_(False).parameters()], 1e-3)

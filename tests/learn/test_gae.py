@@ -11,7 +11,7 @@ from gpusim_rl.learn.rollout import gae
 
 
 def reference(*rollout: Tensor, gamma: float, lam: float) -> np.ndarray:
-    """Definition: a sum over the rest of the episode, per sample."""
+    """Return advantages by definition: per sample, a sum over the rest of the episode."""
     r, v, n = (x.double().numpy() for x in rollout[:3])
     term, end, ok = (x.numpy() for x in rollout[3:])
     T, N = r.shape
@@ -43,7 +43,7 @@ ENDS = {
 @pytest.mark.parametrize("T", [1, 2, 16])
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0)])
-def test_equals_the_definition(T: int, ends: tuple[float, ...], gamma: float, lam: float) -> None:
+def test_gae_equals_its_definition(T: int, ends: tuple[float, ...], gamma: float, lam: float) -> None:
     generator = torch.Generator().manual_seed(T)
     reward, value, next_value = torch.randn(3, T, 12, generator=generator)
     unit = torch.rand(T, 12, generator=generator)
@@ -56,7 +56,7 @@ def test_equals_the_definition(T: int, ends: tuple[float, ...], gamma: float, la
     assert (advantage[diverged] == 0).all()
 
 
-def test_three_steps_by_hand() -> None:
+def test_gae_of_three_steps_computed_by_hand() -> None:
     # gamma 0.9, lambda 0.5; the episode ends in step 1 (t = 0, 1, 2). V(s) = 1, 2, 3; V after the
     # last step = 4. V(final_obs) = 10 where the time limit ended the episode in step 1.
     gamma, lam = 0.9, 0.5
@@ -77,12 +77,12 @@ def test_three_steps_by_hand() -> None:
     assert advantage.flatten().tolist() == pytest.approx([5.85, 9.0, 3.6], abs=1e-6)
     assert returns.flatten().tolist() == pytest.approx([6.85, 11.0, 6.6], abs=1e-6)
 
-    # divergence in step 1: the sample says nothing; the one before bootstraps with V(s_1)
+    # divergence in step 1: the sample is invalid; the one before bootstraps with V(s_1)
     advantage, _ = gae(reward, value, next_value, no, yes, ~yes, gamma, lam)
     assert advantage.flatten().tolist() == pytest.approx([1.8, 0.0, 3.6], abs=1e-6)
 
 
-def test_invalid_samples_may_hold_anything() -> None:
+def test_invalid_samples_do_not_affect_gae() -> None:
     generator = torch.Generator().manual_seed(0)
     reward, value, next_value = (torch.randn(4, 3, generator=generator) for _ in range(3))
     diverged = torch.zeros(4, 3, dtype=torch.bool)
@@ -95,7 +95,7 @@ def test_invalid_samples_may_hold_anything() -> None:
     assert torch.equal(clean, dirty)
 
 
-def test_an_invalid_sample_ends_the_trajectory_before_it_even_without_done() -> None:
+def test_invalid_sample_ends_trajectory_without_done() -> None:
     reward, value, next_value = torch.ones(3, 1), torch.zeros(3, 1), torch.zeros(3, 1)
     none = torch.zeros(3, 1, dtype=torch.bool)
     valid = torch.tensor([[True], [False], [True]])

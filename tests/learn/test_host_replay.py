@@ -1,4 +1,4 @@
-"""A replay memory on the host draws what one beside the learner would, an iteration earlier, and resumes to the bit."""
+"""Replay memory on the host: samples of the device replay one iteration earlier, bit-identical resume."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random_step(t: int) -> tuple[dict[str, Tensor], Tensor, Step]:
     random = torch.Generator().manual_seed(t)
     obs, final = ({g: torch.randn(ENVS, n, generator=random) for g, n in SPEC.obs_sizes.items()} for _ in range(2))
     flags = torch.rand(3, ENVS, generator=random) < 0.15
-    cut = torch.full((ENVS,), t % 6 == 5)  # as seldom as the time limit allows
+    cut = torch.full((ENVS,), t % 6 == 5)  # only when the time limit allows
     terminated, diverged, bad = flags
     done = terminated | cut | diverged
     reward, action = torch.randn(ENVS, generator=random), torch.rand(ENVS, 2, generator=random)
@@ -60,23 +60,23 @@ def state(drawn: Transitions) -> dict[str, Any]:
     return {f.name: getattr(drawn, f.name) for f in dataclasses.fields(drawn)}
 
 
-def test_an_update_learns_from_what_was_stored_before_its_rollout() -> None:
-    replay, beside, random = memory(), Replay(STEPS, SPEC, ["policy", "critic"], **MEMORY), torch.Generator()
+def test_host_replay_samples_what_was_stored_before_the_rollout() -> None:
+    replay, on_device, random = memory(), Replay(STEPS, SPEC, ["policy", "critic"], **MEMORY), torch.Generator()
     random.manual_seed(SEED)
     for iteration in range(8):  # 32 steps: the ring of 18 is full after the fifth
-        expected = beside.sample(SIZE, random)
+        expected = on_device.sample(SIZE, random)
         roll(replay, iteration)
         replay.exchange()
         assert differences(state(sampled(replay)), state(expected)) == []
         assert replay.fill == min(iteration * HORIZON, STEPS) and bool(expected.weight.any()) == (iteration > 0)
         seen, valid, reward = replay.latest(HORIZON)
-        roll(beside, iteration)
-        old, ok, paid = beside.latest(HORIZON)
+        roll(on_device, iteration)
+        old, ok, paid = on_device.latest(HORIZON)
         assert differences(seen, old) == [] and torch.equal(valid, ok) and torch.equal(reward.where(ok, 0.0), paid)
-    assert differences(replay.state_dict(), {**beside.state_dict(), "generator": replay._drawn_with}) == []
+    assert differences(replay.state_dict(), {**on_device.state_dict(), "generator": replay._drawn_with}) == []
 
 
-def test_no_window_reaches_across_a_cut_and_nothing_is_left_after_clear() -> None:
+def test_cut_ends_windows_and_clear_empties_host_replay() -> None:
     replay = memory()
     for iteration in range(2):
         roll(replay, iteration)
@@ -89,7 +89,7 @@ def test_no_window_reaches_across_a_cut_and_nothing_is_left_after_clear() -> Non
     assert replay.fill == 0 and not sampled(replay).weight.any()
 
 
-def test_a_rollout_that_was_left_in_the_middle_is_begun_again() -> None:
+def test_interrupted_rollout_restarts() -> None:
     it = OffPolicyLearner("sac", RandomEnv(8), {"replay": {"device": "cpu"}})
     it.train(1)
     rewards = []
@@ -103,7 +103,7 @@ def test_a_rollout_that_was_left_in_the_middle_is_begun_again() -> None:
     assert torch.equal(memory.memory.reward[4:8], torch.stack(rewards).masked_fill(memory.memory.ends[4:8] >= 4, 0.0))
 
 
-def test_what_fails_in_the_thread_is_raised_by_the_next_exchange() -> None:
+def test_thread_error_is_raised_by_next_exchange() -> None:
     replay = memory()
 
     def broken(*_: object) -> None:
@@ -115,6 +115,6 @@ def test_what_fails_in_the_thread_is_raised_by_the_next_exchange() -> None:
         replay.exchange()
 
 
-def test_priorities_with_a_memory_on_the_host_are_one_line() -> None:
+def test_priorities_with_host_replay_are_rejected() -> None:
     with raises(ConfigError, key="sac.replay.alpha", got=0.6):
         OffPolicyLearner("sac", RandomEnv(8), {"replay": {"device": "cpu", "alpha": 0.6}})

@@ -10,7 +10,7 @@ from helpers.fakes import RandomEnv
 from helpers.on_policy import collect, make_on_policy
 
 
-def test_without_delay_it_is_a2c_with_whole_returns() -> None:
+def test_impala_without_delay_equals_a2c_with_full_returns() -> None:
     ends = []
     for name, changes in (("a2c", {"gae_lambda": 1.0}), ("impala", {"delay": 0, "loss": "gradient"})):
         torch.manual_seed(1)
@@ -24,7 +24,7 @@ def test_without_delay_it_is_a2c_with_whole_returns() -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_checkpoint_has_the_rollouts_that_are_there_and_no_more() -> None:
+def test_checkpoint_holds_only_recorded_rollouts() -> None:
     def made() -> Impala:
         torch.manual_seed(0)
         it = make_on_policy("impala", env, delay=7)
@@ -40,14 +40,14 @@ def test_a_checkpoint_has_the_rollouts_that_are_there_and_no_more() -> None:
     assert {len(ring) for ring in state["ring"]} == {2}
     again, older = made(), made()
     again.load_state_dict(state)
-    older.load_state_dict({**state, "ring": [ring.clone() for ring in first._ring]})  # all rows, as once
+    older.load_state_dict({**state, "ring": [ring.clone() for ring in first._ring]})  # all rows: older checkpoints
     for it in (again, older):
         assert torch.equal(it._versions, first._versions)
         assert all(torch.equal(*pair) for pair in zip(it._ring, first._ring, strict=True))
 
 
 @pytest.mark.parametrize(("max_policy_lag", "dropped"), [(8, 0), (1, 2)])
-def test_envs_are_behind_by_a_schedule(max_policy_lag: int, dropped: int) -> None:
+def test_policy_lag_of_envs_follows_schedule(max_policy_lag: int, dropped: int) -> None:
     env = RandomEnv(6)
     it = make_on_policy("impala", env, delay=2, max_policy_lag=max_policy_lag, network={"rnn": "lstm"})
     assert isinstance(it, Impala)
@@ -72,7 +72,7 @@ def test_envs_are_behind_by_a_schedule(max_policy_lag: int, dropped: int) -> Non
     assert round(6 * stats["policy/dropped"].item()) == dropped
 
 
-def test_old_samples_are_corrected() -> None:
+def test_only_older_rollouts_have_importance_ratios() -> None:
     env = RandomEnv(4)
     it = make_on_policy("impala", env, delay=1, learning_rate=0.05)
     assert isinstance(it, Impala)
@@ -80,5 +80,5 @@ def test_old_samples_are_corrected() -> None:
         collect(it, env)
         it.update()
     newest, older = it._log_ratio[:, :2], it._log_ratio[:, 2:]
-    assert newest.abs().max() < 1e-5, "of the policy itself"
+    assert newest.abs().max() < 1e-5
     assert older.abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""The Gaussian policy against torch.distributions, the networks, and the value statistics."""
+"""Policy networks: Gaussian against torch.distributions, recurrence, value statistics, precision."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def torch_gaussian(mean: Tensor, log_std: Tensor) -> Independent:
     return Independent(Normal(mean.double(), log_std.double().exp()), 1)
 
 
-def test_log_prob_and_entropy() -> None:
+def test_gaussian_log_prob_and_entropy_equal_torch() -> None:
     mean, log_std = gaussians(7, 5)
     action = mean + 2.0 * torch.randn(7, 5, ACTIONS, generator=generator(1))
     theirs = torch_gaussian(mean, log_std)
@@ -55,14 +55,14 @@ def test_log_prob_and_entropy() -> None:
     torch.testing.assert_close(entropy, theirs.entropy(), rtol=1e-5, atol=1e-5)
 
 
-def test_kl_equals_torch() -> None:
+def test_gaussian_kl_equals_torch() -> None:
     p, q = gaussians(50, seed=0), gaussians(50, seed=1)
     ours = gaussian_kl(*p, *q).double()
     torch.testing.assert_close(ours, kl_divergence(torch_gaussian(*p), torch_gaussian(*q)), rtol=1e-5, atol=1e-5)
     assert (ours > 0).all()
 
 
-def test_kl_is_exactly_zero_for_equal_and_keeps_digits_for_near_policies() -> None:
+def test_kl_is_zero_for_equal_and_accurate_for_near_policies() -> None:
     mean, log_std = gaussians(50)
     assert (gaussian_kl(mean, log_std, mean, log_std) == 0).all()
     near = torch.full_like(log_std, 0.0) + 1e-3  # KL of a scale: e^(2d)/2 - 1/2 - d = d^2 + O(d^3)
@@ -90,7 +90,7 @@ def make(name: str = "shared", seed: int = 0, bf16: bool = False, **ppo: Any) ->
     network |= ppo.pop("network", {})
     torch.manual_seed(seed)
     policy = make_policy(sizes, ppo_config(network, **ppo), bf16=bf16)
-    with torch.no_grad():  # away from the tiny last layer of the start, so that errors show
+    with torch.no_grad():  # large enough for errors to show
         policy.head.mean.weight.mul_(50.0)
         if policy.head.log_std_of_state is not None:
             policy.head.log_std_of_state.weight.normal_(std=0.3)
@@ -107,7 +107,7 @@ def observe(policy: ActorCritic, *batch: int, seed: int = 0) -> dict[str, Tensor
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_shapes_and_sampling(name: str) -> None:
+def test_policy_shapes_and_sampling(name: str) -> None:
     policy = make(name)
     obs, hidden = observe(policy, 6), policy.initial_state(6)
     noise = torch.randn(6, ACTIONS, generator=generator(2))
@@ -142,7 +142,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
         assert parameter.grad.abs().sum() > 0, parameter_name
 
 
-def test_who_sees_what() -> None:
+def test_actor_and_critic_see_only_their_groups() -> None:
     def touched(policy: ActorCritic, output: Tensor, inputs: dict[str, Tensor]) -> set[str]:
         grads = torch.autograd.grad(output.sum(), list(inputs.values()), retain_graph=True, allow_unused=True)
         return {g for g, grad in zip(inputs, grads, strict=True) if grad is not None}
@@ -161,7 +161,7 @@ def test_who_sees_what() -> None:
     assert all(p.grad is not None for p in shared.actor.parameters())
 
 
-def test_a_group_that_nobody_uses_is_left_alone() -> None:
+def test_unused_observation_group_is_ignored() -> None:
     policy = make_policy({"policy": 5, "image": 9}, ppo_config())
     obs = observe(policy, 4)
     assert set(policy.normalize(obs | {"image": torch.full((4, 9), torch.nan)})) == {"policy"}
@@ -197,7 +197,7 @@ def test_log_std_is_clamped(state_dependent: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations(name: str) -> None:
+def test_activations_equal_torch(name: str) -> None:
     policy = make(network={"activation": name})
     x = torch.randn(11, generator=generator())
     function = getattr(nn.functional, name)
@@ -213,7 +213,7 @@ def test_activations(name: str) -> None:
     assert torch.isfinite(policy.sample(observe(policy, 3), (), torch.zeros(3, ACTIONS)).distribution.mean).all()
 
 
-def test_the_first_policy_is_near_zero_everywhere() -> None:
+def test_initial_policy_mean_is_near_zero() -> None:
     policy = make_policy({"policy": 5}, ppo_config())
     sample = policy.sample(observe(policy, 100), (), torch.zeros(100, ACTIONS))
     assert sample.distribution.mean.abs().max() < 0.05
@@ -251,17 +251,17 @@ def test_acting_step_by_step_equals_evaluating_sequences(name: str, start: int) 
     torch.testing.assert_close(now.value, value, rtol=0.0, atol=1e-6)
     torch.testing.assert_close(now.log_prob, log_prob, rtol=1e-6, atol=1e-6)
 
-    # and the state does matter: without the resets the result is another one
+    # the state matters: without resets the result differs
     other = policy.evaluate(inputs, action[start:], states[start], torch.zeros_like(is_first[start:]))
     assert (other.distribution.mean - mean).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["shared", "separate", "lstm"])
-def test_new_value_statistics_change_no_prediction(name: str) -> None:
+def test_updating_value_statistics_keeps_predictions(name: str) -> None:
     policy = make(name)
     obs, hidden = observe(policy, 64), policy.initial_state(64)
     g = generator(4)
-    # every batch of another scale, some rows out of the count
+    # batches of different scales with some masked rows
     for scale, offset in ((100.0, -50.0), (1.0, 0.0), (0.1, 300.0), (1e3, 1e3)):
         before = policy.denormalize_value(policy.value(obs, hidden))
         statistics = policy.value_norm.mean.clone()
@@ -287,7 +287,7 @@ def test_without_value_statistics_values_are_returns() -> None:
     assert torch.equal(policy.value_head.weight, weights)
 
 
-def test_without_obs_statistics_observations_pass() -> None:
+def test_without_obs_statistics_observations_are_unchanged() -> None:
     policy = make(normalize_obs=False)
     obs = observe(policy, 4)
     assert torch.equal(policy.normalize(obs)["policy"], obs["policy"])
@@ -300,7 +300,7 @@ def test_normalised_observations_are_clipped() -> None:
 
 
 @pytest.mark.parametrize("name", ["shared", "asymmetric", "state-dependent std", "lstm", "gru"])
-def test_bf16_trunks_fp32_heads(name: str) -> None:
+def test_trunk_runs_in_bf16_and_heads_in_fp32(name: str) -> None:
     policy, exact = make(name, bf16=True), make(name)
     features: list[Tensor] = []
     policy.actor.layers.register_forward_hook(lambda module, args, output: features.append(output))
@@ -311,7 +311,7 @@ def test_bf16_trunks_fp32_heads(name: str) -> None:
         assert tensor.dtype == torch.float32
     assert all(h.dtype == torch.float32 for h in sample.hidden)
     assert features[0].dtype == torch.bfloat16
-    # heads: exactly what float32 gives for these features
+    # heads: exactly the float32 result for these features
     expected = policy.head.mean(features[0].float())
     torch.testing.assert_close(sample.distribution.mean, expected, rtol=1e-6, atol=1e-6)
     assert not torch.equal(sample.distribution.mean, sample.distribution.mean.bfloat16().float())
@@ -325,7 +325,7 @@ def test_bf16_trunks_fp32_heads(name: str) -> None:
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in policy.parameters())
 
 
-def test_casting_weights_together_is_what_autocast_does() -> None:
+def test_cast_together_equals_autocast() -> None:
     layers = MLP(5, ppo_config().network)
     x = torch.randn(7, 5, generator=generator())
     found = []

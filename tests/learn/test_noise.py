@@ -1,4 +1,4 @@
-"""Exploration noise that lasts: its distribution, its correlation in time, and the ends of episodes."""
+"""Time-correlated exploration noise: distribution, correlation, episode ends, resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(cfg: NoiseConfig, columns: int = ACTIONS, space: ActionSpace | None = N
 
 
 def run(noise: ActionNoise, steps: int, done: Any = None, seed: int = 0) -> Tensor:
-    """Numbers of successive control steps, [steps, envs, columns]."""
+    """Return the noise of successive control steps, [steps, envs, columns]."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for step in range(steps):
@@ -41,7 +41,7 @@ def run(noise: ActionNoise, steps: int, done: Any = None, seed: int = 0) -> Tens
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_number_is_standard_normal_and_lasts_as_long_as_it_should(kind: str) -> None:
+def test_noise_is_standard_normal_with_expected_correlation(kind: str) -> None:
     lasts = [1.0, 4.0, 20.0]
     z = run(make(NoiseConfig(kind=kind, steps=lasts)), 30)  # type: ignore[arg-type]
     spread = 4.0 / math.sqrt(ENVS)  # four standard errors
@@ -58,7 +58,7 @@ def test_each_number_is_standard_normal_and_lasts_as_long_as_it_should(kind: str
     assert cross.abs().max() < spread
 
 
-def test_held_numbers_stay_the_same_and_coloured_ones_drift() -> None:
+def test_held_noise_is_constant_and_coloured_noise_drifts() -> None:
     held, coloured = (run(make(NoiseConfig(kind=kind, steps=[10.0])), 20) for kind in KINDS)  # type: ignore[arg-type]
     same = (held[1:] == held[:-1]).float().mean()
     assert float(same) == pytest.approx(0.9, abs=0.01)
@@ -67,7 +67,7 @@ def test_held_numbers_stay_the_same_and_coloured_ones_drift() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_episode_begins_with_new_numbers(kind: str) -> None:
+def test_new_episode_draws_new_noise(kind: str) -> None:
     ends = torch.zeros(40, ENVS, dtype=torch.bool)
     ends[5, ::2] = ends[HORIZON - 1, 1::2] = True  # within a rollout, and at its end
     z = run(make(NoiseConfig(kind=kind, steps=[1000.0])), 12, lambda step: ends[step])  # type: ignore[arg-type]
@@ -79,14 +79,14 @@ def test_a_new_episode_begins_with_new_numbers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_columns_are_always_new(kind: str) -> None:
+def test_other_columns_are_redrawn_every_step(kind: str) -> None:
     z = run(make(NoiseConfig(kind=kind, steps=[100.0]), columns=ACTIONS + 2), 16)  # type: ignore[arg-type]
     assert z.shape[2] == ACTIONS + 2
     assert torch.corrcoef(torch.stack([z[3, :, ACTIONS], z[4, :, ACTIONS]]))[0, 1].abs() < 0.07
     assert torch.corrcoef(torch.stack([z[3, :, 0], z[4, :, 0]]))[0, 1] > 0.95
 
 
-def test_white_noise_is_what_is_drawn() -> None:
+def test_white_noise_is_drawn_unchanged() -> None:
     z = run(make(WHITE), 2 * HORIZON, seed=3)
     generator = torch.Generator().manual_seed(3)
     drawn = [torch.empty(HORIZON, ENVS, ACTIONS).normal_(generator=generator) for _ in range(2)]
@@ -95,7 +95,7 @@ def test_white_noise_is_what_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_resumes_exactly(kind: str) -> None:
+def test_noise_resumes_exactly(kind: str) -> None:
     cfg = NoiseConfig(kind=kind, steps=[5.0])  # type: ignore[arg-type]
     first = make(cfg)
     run(first, HORIZON)
@@ -104,7 +104,7 @@ def test_it_resumes_exactly(kind: str) -> None:
     assert torch.equal(run(first, HORIZON, seed=9), run(second, HORIZON, seed=9))
 
 
-def test_settings_that_do_not_fit_are_one_line() -> None:
+def test_invalid_noise_settings_are_rejected() -> None:
     with raises(ConfigError, key="ppo.noise.steps", expected="1 or 3 numbers", got=[1.0, 2.0]):
         make(NoiseConfig(kind="held", steps=[1.0, 2.0]))
     with raises(ConfigError, key="ppo.noise.steps", hint="Try ppo.noise.steps=[1]"):

@@ -1,4 +1,4 @@
-"""Running statistics, independent of how data is cut into batches."""
+"""Running statistics, independent of batch boundaries."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ def assert_pooled(norm: RunningNormalizer, x: torch.Tensor) -> None:
     masked=st.booleans(),
     seed=st.integers(0, 10_000),
 )
-def test_streaming_equals_pooled(sizes: list[int], offset: float, spread: float, masked: bool, seed: int) -> None:
+def test_streaming_equals_pooled_statistics(
+    sizes: list[int], offset: float, spread: float, masked: bool, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    # float32 data of mean 1e6 has steps of 1/16: a spread below that would be data of one value
+    # float32 resolution at 1e6 is 1/16: with a smaller spread all values would be equal
     spread = max(spread, abs(offset) * 1e-6)
     x = offset + spread * torch.randn(sum(sizes), 3, generator=generator)
     norm = RunningNormalizer(3)
@@ -38,7 +40,7 @@ def test_streaming_equals_pooled(sizes: list[int], offset: float, spread: float,
         if not masked:
             norm.update(chunk)
             continue
-        # the same rows, scattered among rows that do not count and hold anything
+        # the same rows, scattered among masked rows of arbitrary values
         rows = torch.full((2 * len(chunk) + 1, 3), torch.nan)
         rows[::3] = torch.inf
         where = torch.zeros(len(rows), dtype=torch.bool)
@@ -49,8 +51,8 @@ def test_streaming_equals_pooled(sizes: list[int], offset: float, spread: float,
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_one_outlier_costs_no_digits(masked: bool) -> None:
-    # one env far away in a large batch: sums taken around it would lose the others
+def test_outlier_does_not_reduce_precision(masked: bool) -> None:
+    # sums centred on the outlier would lose the digits of the other envs
     x = 1e-3 * torch.randn(2**17, 1, generator=torch.Generator().manual_seed(0))
     x[0] = 1e3
     norm = RunningNormalizer(1)
@@ -58,7 +60,7 @@ def test_one_outlier_costs_no_digits(masked: bool) -> None:
     assert_pooled(norm, x)
 
 
-def test_a_batch_in_which_no_row_counts_changes_nothing() -> None:
+def test_fully_masked_batch_changes_nothing() -> None:
     norm = RunningNormalizer(2)
     nothing = torch.zeros(4, dtype=torch.bool)
     norm.update(torch.full((4, 2), torch.nan), nothing)
@@ -69,7 +71,7 @@ def test_a_batch_in_which_no_row_counts_changes_nothing() -> None:
     assert all(torch.equal(before[name], value) for name, value in norm.state_dict().items())
 
 
-def test_initial_statistics_weigh_nothing() -> None:
+def test_initial_statistics_have_no_weight() -> None:
     norm = RunningNormalizer(1)
     norm.update(torch.tensor([[5.0], [7.0]]))
     assert norm.mean.item() == 6.0 and norm.var.item() == 1.0 and norm.count.item() == 2.0
@@ -86,7 +88,7 @@ def test_state_dict_keeps_count_and_continues_bit_for_bit() -> None:
     other = RunningNormalizer(3)
     other.load_state_dict(saved(one.state_dict()))
     x = torch.randn(11, 3, generator=generator)
-    assert torch.equal(one(x), other(x)), "what is not saved follows from what is"
+    assert torch.equal(one(x), other(x))
     assert other.count.item() == 55
     x = 100 + torch.randn(11, 3, generator=generator)
     one.update(x)
@@ -97,7 +99,7 @@ def test_state_dict_keeps_count_and_continues_bit_for_bit() -> None:
     assert torch.equal(one(x), other(x))
 
 
-def test_round_trip() -> None:
+def test_inverse_restores_the_input() -> None:
     generator = torch.Generator().manual_seed(0)
     norm = RunningNormalizer(4)
     noise = torch.randn(500, 4, generator=generator)
@@ -109,15 +111,15 @@ def test_round_trip() -> None:
     assert torch.equal(norm(x.view(5, 100, 4)).view(500, 4), y)
 
 
-def test_a_constant_feature_stays_finite() -> None:
+def test_constant_feature_stays_finite() -> None:
     norm = RunningNormalizer(1)
     norm.update(torch.full((100, 1), 4.0))
     assert norm(torch.tensor([[4.0]])).item() == 0.0
     assert torch.isfinite(norm(torch.tensor([[5.0]]))).all()
 
 
-def test_clip() -> None:
+def test_clip_limits_output_without_writing_input() -> None:
     norm = RunningNormalizer(1, clip=5.0)
     x = torch.tensor([[100.0], [-100.0], [0.5]])
     assert norm(x).flatten().tolist() == pytest.approx([5.0, -5.0, 0.5], abs=1e-4)
-    assert x.flatten().tolist() == [100.0, -100.0, 0.5], "the input must not be written"
+    assert x.flatten().tolist() == [100.0, -100.0, 0.5], "input overwritten"

@@ -1,4 +1,4 @@
-"""What holds for every algorithm that learns from a replay memory."""
+"""Common behaviour of all off-policy algorithms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def snapshot(algorithm: OffPolicy) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_learned_before_the_start_and_actions_are_uniform(name: str) -> None:
+def test_before_learning_starts_actions_are_uniform(name: str) -> None:
     it = learner(name, learning_starts=96, batch_size=96, replay={"alpha": 0.6})  # 3 iterations of 32
     before, actions = snapshot(it.algorithm), []
     act = it.algorithm.act
@@ -58,7 +58,7 @@ def test_nothing_is_learned_before_the_start_and_actions_are_uniform(name: str) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_normaliser_counts_each_frame_once_and_rests_in_the_update(name: str) -> None:
+def test_normalizer_counts_each_frame_once_and_is_fixed_in_update(name: str) -> None:
     it = learner(name, sizes=BOTH)
     norms: Any = it.algorithm.policy.obs_norm
     group = it.algorithm.policy.critic_group
@@ -84,7 +84,7 @@ def test_the_normaliser_counts_each_frame_once_and_rests_in_the_update(name: str
     it.algorithm.record = recording  # type: ignore[method-assign]
     it.train(3)
     every = torch.cat(frames).double()
-    assert seen == sorted(seen) and seen[0::2] == seen[1::2], "statistics rest while it learns"
+    assert seen == sorted(seen) and seen[0::2] == seen[1::2], "statistics changed during the update"
     assert norms[group].count.item() == len(every)
     assert torch.allclose(norms[group].mean, every.mean(dim=0))
     assert torch.allclose(norms[group].var, every.var(dim=0, correction=0))
@@ -92,7 +92,7 @@ def test_the_normaliser_counts_each_frame_once_and_rests_in_the_update(name: str
 
 @pytest.mark.parametrize("kind", ["prioritised", "clipped distributions"])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_update_whose_gradient_is_not_finite_changes_nothing(name: str, kind: str) -> None:
+def test_update_with_non_finite_gradient_changes_nothing(name: str, kind: str) -> None:
     it = learner(name, kind)
     it.train(2)
     it.collect()
@@ -123,7 +123,7 @@ def test_an_update_whose_gradient_is_not_finite_changes_nothing(name: str, kind:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["plain", "clipped distributions"])
-def test_rows_without_weight_change_nothing(name: str, kind: str) -> None:
+def test_rows_with_zero_weight_change_nothing(name: str, kind: str) -> None:
     found = []
     for junk in (0.0, 100.0):
         it = learner(name, kind)
@@ -145,7 +145,7 @@ def test_rows_without_weight_change_nothing(name: str, kind: str) -> None:
 
 
 def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tensor], float]:
-    """The updates of SAC and TD3 as the papers write them, with torch.optim.Adam; returns parameters and log alpha."""
+    """Return parameters and log alpha after the SAC or TD3 updates of the papers, with torch.optim.Adam."""
     policy, cfg = copy.deepcopy(it.algorithm.policy), it.algorithm.cfg
     sac = isinstance(policy, SACPolicy)
     critic, actor, target, target_actor = policy.critic, policy.actor, policy.target_critic, policy.target_actor
@@ -205,7 +205,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tens
 
 
 @pytest.mark.parametrize("name", ["sac", "td3"])
-def test_updates_equal_those_of_plain_code(name: str) -> None:
+def test_updates_equal_plain_reference(name: str) -> None:
     changes: dict[str, Any] = {"network": {"layer_norm": False}, "updates": 5, "tau": 0.05, "n_step": 3}
     if name == "sac":
         changes |= {"alpha": 0.7, "target_entropy": -2.0}
@@ -214,7 +214,7 @@ def test_updates_equal_those_of_plain_code(name: str) -> None:
     it.collect()
     it.collect()
     batches = it.algorithm._draw(20)
-    assert any((batch.weight == 0.0).any() for batch in batches), "some samples have diverged"
+    assert any((batch.weight == 0.0).any() for batch in batches), "no diverged samples"
     expected, log_alpha = plain_updates(it, batches)
     it.algorithm._draw = lambda number: batches[:number]  # type: ignore[method-assign]
     it.algorithm.update()
@@ -225,7 +225,7 @@ def test_updates_equal_those_of_plain_code(name: str) -> None:
         assert abs(log_alpha - math.log(0.7)) > 1e-3
 
 
-def test_targets_follow_by_tau() -> None:
+def test_targets_follow_online_networks_by_tau() -> None:
     it = learner("dqn", tau=0.25, updates=1, horizon=1, policy_delay=1, learning_starts=8, batch_size=8)
     it.train(4)
     targets = [x.clone() for x in it.algorithm._targets]
@@ -235,7 +235,7 @@ def test_targets_follow_by_tau() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_memory_that_is_not_saved_is_filled_again_by_the_policy(name: str) -> None:
+def test_unsaved_replay_is_refilled_by_the_policy(name: str) -> None:
     one = learner(name, replay={"save": False}, learning_starts=64)
     one.train(4)
     state = one.algorithm.state_dict()
@@ -247,11 +247,11 @@ def test_a_memory_that_is_not_saved_is_filled_again_by_the_policy(name: str) -> 
     (stats,) = other.train(1)
     assert stats["replay/transitions"] == 32.0
     moved = differences(snapshot(other.algorithm)["policy"], before["policy"])
-    assert all("target" in path for path in moved), "it waits, for 64"
+    assert all("target" in path for path in moved), "networks changed before learning_starts"
     other.algorithm.begin_rollout()
-    other.algorithm.noise.now.fill_(-1.0 if name == "dqn" else 0.0)  # none is random
+    other.algorithm.noise.now.fill_(-1.0 if name == "dqn" else 0.0)  # no random actions
     expected, _ = other.algorithm.policy.act(other.obs, ())
-    assert torch.allclose(other.algorithm.act(other.obs), expected), "it acts by its policy meanwhile"
+    assert torch.allclose(other.algorithm.act(other.obs), expected)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +272,10 @@ def test_settings_that_cannot_learn_are_rejected(name: str, changes: dict[str, A
         learner(name, sizes={"policy": 10_000}, **changes)
 
 
-def test_the_start_of_a_run_tells_when_it_begins_to_learn() -> None:
+def test_banner_reports_iteration_of_first_update() -> None:
     assert learner("sac", learning_starts=100).algorithm.describe()["batch"].endswith("transitions, in iteration 4")
     never = learner("sac", learning_starts=3240, replay={"capacity": 4000}).algorithm.describe()["batch"]
-    assert never.endswith("in iteration 102 of 100: nothing is learned. Try sac.learning_starts=320")
+    assert never.endswith("Try sac.learning_starts=320")
     short = {"learning_starts": 3240, "batch_size": 3240, "replay": {"capacity": 4000}}
     never = learner("sac", **short).algorithm.describe()["batch"]
-    assert never.endswith("in iteration 102 of 100: nothing is learned. Try max_iterations=1020")
+    assert never.endswith("Try max_iterations=1020")

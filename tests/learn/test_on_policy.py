@@ -31,7 +31,7 @@ def gradients(algorithm: OnPolicy) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "gae_lambda"), [("a2c", 0.95), ("reinforce", 1.0)])
-def test_the_gradient_is_that_of_ppo_where_the_ratio_is_one(kind: str, name: str, gae_lambda: float) -> None:
+def test_gradient_equals_ppo_at_ratio_one(kind: str, name: str, gae_lambda: float) -> None:
     found = []
     whole = {"epochs": 1, "minibatch_size": 12 * 8, "clip": 0.2, "value_clip": True, "gae_lambda": gae_lambda}
     for algorithm, more in ((name, {}), ("ppo", whole)):
@@ -40,14 +40,14 @@ def test_the_gradient_is_that_of_ppo_where_the_ratio_is_one(kind: str, name: str
         collect(it, env)
         stats = it.update()
         found.append(gradients(it))
-    assert abs(stats["policy/kl"]) < 1e-6 and stats["policy/clip_fraction"] == 0.0, "the ratio is 1"
+    assert abs(stats["policy/kl"]) < 1e-6 and stats["policy/clip_fraction"] == 0.0, "ratio is not 1"
     assert found[0].keys() == found[1].keys()
     for parameter, grad in found[0].items():
         assert grad.abs().max() > 1e-6, parameter
         torch.testing.assert_close(grad, found[1][parameter], atol=1e-6, rtol=1e-6)
 
 
-def test_the_return_of_reinforce_is_summed_to_the_end_of_the_episode() -> None:
+def test_reinforce_return_sums_to_episode_end() -> None:
     env = RandomEnv(16, ends=(0.1, 0.1, 0.1))
     it = make_on_policy("reinforce", env, **RAW, gamma=GAMMA)
     steps = []
@@ -63,7 +63,7 @@ def test_the_return_of_reinforce_is_summed_to_the_end_of_the_episode() -> None:
             expected, weight = 0.0, 1.0
             for k in range(t, it.horizon):
                 now = steps[k]
-                if now.diverged[i]:  # what it was worth before
+                if now.diverged[i]:  # bootstrap with the previous value
                     expected += weight * float(value[k, i])
                     break
                 expected += weight * float(now.reward[i])
@@ -83,7 +83,7 @@ def test_the_return_of_reinforce_is_summed_to_the_end_of_the_episode() -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "ppo"])
-def test_the_rate_falls_to_zero_where_the_schedule_is_linear(name: str) -> None:
+def test_linear_schedule_reaches_zero(name: str) -> None:
     env = RandomEnv(4)
     it = make_on_policy(name, env, schedule="linear", learning_rate=0.1)
     it.max_iterations = 2
@@ -94,7 +94,7 @@ def test_the_rate_falls_to_zero_where_the_schedule_is_linear(name: str) -> None:
     assert rates == pytest.approx([0.1, 0.05, 0.0])
 
 
-def test_settings_that_an_algorithm_does_not_have_are_refused() -> None:
+def test_settings_of_other_algorithms_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"a2c\.schedule: .* got 'adaptive'"):
         on_policy_config("a2c", schedule="adaptive")
     for name, key in (("a2c", "clip"), ("reinforce", "gae_lambda")):

@@ -1,4 +1,4 @@
-"""Stacks of frames against plain Python: starts of episodes, ends of the ring, final observations, compression."""
+"""Pixel replay against plain Python: episode starts, ring wraparound, final observations, compression."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(
 
 
 def stacked(frames: list[Tensor], stack: int) -> Tensor:
-    """The stack at the end of an episode's frames so far."""
+    """Return the stack of the last frames of an episode."""
     padded = [torch.zeros_like(frames[0])] * (stack - 1) + frames
     return torch.cat(padded[len(padded) - stack :], dim=-1)
 
@@ -52,13 +52,13 @@ def sample(replay: PixelReplay, size: int, seed: int) -> Transitions:
 
 @dataclass
 class Story:
-    """Envs that observe noise. Everything that they have seen is kept."""
+    """Envs that observe noise, with a complete history."""
 
     replay: PixelReplay
     seed: int = 0
     ends: tuple[float, float, float] = (0.1, 0.1, 0.05)
     frames: list[list[Tensor]] = field(default_factory=list)
-    """By step and env."""
+    """Indexed by step and env."""
     final: list[Tensor] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class Story:
         return torch.randint(256, (self.replay.num_envs, *SHAPE), dtype=torch.uint8, generator=self.random)
 
     def write(self, steps: int, limit: int | None = None) -> None:
-        """Steps of envs whose episodes end at random, and at a time limit if there is one."""
+        """Write steps of envs whose episodes end at random or at a time limit."""
         for _ in range(steps):
             envs = self.replay.num_envs
             self.progress += 1
@@ -88,19 +88,19 @@ class Story:
             self.progress.masked_fill_(step.done, 0)
 
     def history(self, t: int, env: int) -> list[Tensor]:
-        """Frames of the episode up to the observation before step t."""
+        """Return frames of the episode up to the observation before step t."""
         first = t
         while first > 0 and not self.outcomes[first - 1].done[env]:
             first -= 1
         return [self.frames[now][env] for now in range(first, t + 1)]
 
     def check(self, drawn: Any) -> set[tuple[int, int]]:
-        """Compares samples with what is expected; returns the starts with a weight."""
+        """Compare samples with expected ones; return the window starts with non-zero weight."""
         replay, found = self.replay, set()
         first_kept = max(0, len(self.frames) - replay.num_steps)
         for i, place in enumerate(drawn.index.tolist()):
             t, env = int(drawn.action[i]), place % replay.num_envs
-            # Whether the oldest step that is kept begins an episode is not known: the end before it is overwritten.
+            # Unknown whether the oldest stored step begins an episode: the end before it is overwritten.
             begins = t - len(self.history(t, env)) + 1
             whole = first_kept == 0 or begins > first_kept or t - replay.stack + 1 >= first_kept
             last = t
@@ -129,15 +129,15 @@ class Story:
 @pytest.mark.parametrize("compress", COMPRESS)
 @pytest.mark.parametrize(("stack", "n"), [(1, 1), (2, 3), (4, 1), (6, 2)])
 @pytest.mark.parametrize("written", [7, 17, 61])
-def test_samples_are_those_of_plain_python(stack: int, n: int, written: int, compress: bool) -> None:
+def test_samples_equal_plain_python(stack: int, n: int, written: int, compress: bool) -> None:
     story = Story(make(2 * BLOCK, 3, stack=stack, n=n, compress=compress), seed=written)
     story.write(written)
     found = story.check(sample(story.replay, 400, 1))
-    assert found, "some have a weight"
+    assert found
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_without_final_images_what_the_time_limit_cut_short_has_no_weight(n: int) -> None:
+def test_without_final_images_truncated_windows_have_zero_weight(n: int) -> None:
     without, with_final = (Story(make(16, 3, stack=3, n=n, final=final)) for final in (False, True))
     for story in (without, with_final):
         story.write(41)
@@ -149,7 +149,7 @@ def test_without_final_images_what_the_time_limit_cut_short_has_no_weight(n: int
 
 
 @pytest.mark.parametrize("compress", COMPRESS)
-def test_several_groups_of_images_and_steps_at_once(compress: bool) -> None:
+def test_extend_with_several_image_groups_equals_single_steps(compress: bool) -> None:
     shapes = {"left": (3, 4, 2), "right": (2, 2, 1)}
     spec = EnvSpec(2, {"policy": 1}, Box(1), 1, images=shapes, final_images=True)
     more: Any = {"stack": 2, "n_step": 1, "gamma": GAMMA, "storage": torch.float16, "device": CPU, "compress": compress}
@@ -171,27 +171,27 @@ def test_several_groups_of_images_and_steps_at_once(compress: bool) -> None:
 
 
 @pytest.mark.parametrize("compress", COMPRESS)
-def test_episodes_that_end_at_their_limit(compress: bool) -> None:
+def test_episodes_ending_at_time_limit_are_sampled(compress: bool) -> None:
     story = Story(make(3 * BLOCK, 4, stack=4, n=2, episode=5, compress=compress), ends=(0.0, 0.0, 0.0))
     story.progress = torch.tensor([0, 1, 2, 4])  # staggered starts
     story.write(70, limit=5)
     found = story.check(sample(story.replay, 2000, 1))
     starts = {(t, e) for t in range(46, 68) for e in range(4)}
-    assert found <= starts and len(found) >= len(starts) - 3 * 4, "all but those whose stack is not stored whole"
+    assert found <= starts and len(found) >= len(starts) - 3 * 4, "complete windows are excluded"
 
 
-# The traps, by name
+# Known pitfalls
 
 
 def only_step(story: Story, t: int) -> Any:
-    """The transition that begins with step t of the first env."""
+    """Return the transition that begins with step t of the first env."""
     replay = story.replay
     drawn = replay.at(torch.tensor([t % replay.num_steps * replay.num_envs]))
     replay.with_frames(drawn)
     return drawn
 
 
-def test_a_stack_never_reaches_across_a_cut() -> None:
+def test_frame_stack_stops_at_a_cut() -> None:
     story = Story(make(16, 1, stack=3), ends=(0.0, 0.0, 0.0))
     story.write(3)
     story.replay.cut()
@@ -201,7 +201,7 @@ def test_a_stack_never_reaches_across_a_cut() -> None:
 
 
 @pytest.mark.parametrize("compress", COMPRESS)
-def test_a_block_that_is_half_overwritten_keeps_its_other_half(compress: bool) -> None:
+def test_half_overwritten_block_keeps_its_other_half(compress: bool) -> None:
     story = Story(make(2 * BLOCK, 2, stack=1, compress=compress), ends=(0.0, 0.0, 0.0))
     for written in range(1, 3 * BLOCK):
         story.write(1)
@@ -213,7 +213,7 @@ def test_a_block_that_is_half_overwritten_keeps_its_other_half(compress: bool) -
 
 
 @needs_lz4
-def test_frames_that_hardly_change_take_little_memory() -> None:
+def test_lz4_compresses_similar_frames() -> None:
     packed, random = make(4 * BLOCK, 2, stack=2, compress=True, episode=1000), torch.Generator().manual_seed(0)
     frame = torch.randint(256, (2, *SHAPE), dtype=torch.uint8, generator=random)
     no = torch.zeros(2, dtype=torch.bool)
@@ -225,7 +225,7 @@ def test_frames_that_hardly_change_take_little_memory() -> None:
     assert stored < 0.4 * 4 * BLOCK * frame.numel()
 
 
-def test_without_lz4_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lz4_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lz4", None)
     monkeypatch.delitem(sys.modules, "lz4.block", raising=False)
     with raises(ConfigError, problem="lz4.block is missing", hint="Try pip install 'gpusim-rl[encoders]'"):
@@ -237,7 +237,7 @@ def test_without_lz4_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("compress", COMPRESS)
 @pytest.mark.parametrize("written", [0, 40])
-def test_a_restored_memory_goes_on_as_the_original(written: int, compress: bool) -> None:
+def test_restored_replay_continues_like_the_original(written: int, compress: bool) -> None:
     one, other = (Story(make(2 * BLOCK, 2, stack=3, n=2, compress=compress)) for _ in range(2))
     one.write(written)
     other.write(11)  # something to replace
@@ -253,7 +253,7 @@ def test_a_restored_memory_goes_on_as_the_original(written: int, compress: bool)
         assert torch.equal(getattr(a, name)["camera"][where], getattr(b, name)["camera"][where])
 
 
-def test_priorities_draw_from_it() -> None:
+def test_priorities_sample_pixel_replay() -> None:
     replay = make(16, 3, stack=3, n=2)
     priorities = Priorities(replay, 0.6)
     story = Story(replay)
@@ -268,8 +268,8 @@ def test_priorities_draw_from_it() -> None:
 @pytest.mark.parametrize("compress", COMPRESS)
 @pytest.mark.parametrize("final", [True, False])
 @pytest.mark.parametrize("written", [0, 20])
-def test_a_saved_memory_is_as_large_as_what_is_stored(written: int, final: bool, compress: bool) -> None:
+def test_saved_replay_is_as_large_as_its_contents(written: int, final: bool, compress: bool) -> None:
     story = Story(make(400 * BLOCK, 2, stack=3, compress=compress, final=final))
     story.write(written)
-    transition = 2 * (int(np.prod(SHAPE)) + 40) + 24  # a frame and a final one, numbers beside them
+    transition = 2 * (int(np.prod(SHAPE)) + 40) + 24  # two frames, and numbers
     assert saved_bytes(story.replay.state_dict()) <= written * 2 * transition + 100

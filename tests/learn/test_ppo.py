@@ -38,7 +38,7 @@ def learner(kind: str = "feed-forward", *, num_envs: int = 12, compile: bool = F
 
 
 class Spy:
-    """Records each minibatch of an update, evaluated before the step."""
+    """Recorder of each minibatch of an update, evaluated before the step."""
 
     def __init__(self, learner: Learner) -> None:
         self.minibatches: list[dict[str, Tensor]] = []
@@ -75,7 +75,7 @@ class Spy:
 
 
 @pytest.mark.parametrize(("kind", "state_dependent_std"), [*((kind, False) for kind in KINDS), ("gru", True)])
-def test_the_first_minibatch_of_every_update_is_on_policy(kind: str, state_dependent_std: bool) -> None:
+def test_first_minibatch_of_every_update_is_on_policy(kind: str, state_dependent_std: bool) -> None:
     # normalisation on; more than one update, so that its statistics have moved
     it = learner(kind, network={"state_dependent_std": state_dependent_std}, learning_rate=1e-3)
     assert it.cfg.normalize_obs and it.cfg.normalize_value
@@ -88,13 +88,13 @@ def test_the_first_minibatch_of_every_update_is_on_policy(kind: str, state_depen
         assert first["kl"].abs().max() < 1e-9
         kl, clip_fraction = first["reported"].tolist()
         assert kl < 1e-9 and clip_fraction == 0.0
-        assert (later["ratio"] - 1.0).abs().max() > 1e-4, "the policy must have moved since"
+        assert (later["ratio"] - 1.0).abs().max() > 1e-4, "policy did not change"
     assert it.policy.obs_norm["policy"].count > 0
 
 
 @pytest.mark.parametrize("kind", ["separate", "lstm"])
-def test_values_and_targets_are_in_the_units_of_the_network(kind: str) -> None:
-    # rewards far from 0 and from scale 1, so that the statistics of returns move much
+def test_values_and_targets_are_normalized(kind: str) -> None:
+    # rewards with large offset and scale, so that return statistics change a lot
     it = learner(kind, minibatch_size=96, epochs=1, gamma=0.5)
     step = it.env.step
 
@@ -109,13 +109,13 @@ def test_values_and_targets_are_in_the_units_of_the_network(kind: str) -> None:
         spy = Spy(it)
         it.update()
         (batch,) = spy.minibatches
-        assert batch["value change"].abs().max() < 1e-4, "the statistics moved under the critic"
+        assert batch["value change"].abs().max() < 1e-4, "value predictions changed with the statistics"
         target = batch["target"][batch["valid"]]
         assert target.abs().max() < 10.0
     assert it.policy.value_norm.mean > 500.0
 
 
-def test_statistics_of_observations_move_after_the_update() -> None:
+def test_observation_statistics_change_after_the_update() -> None:
     it = learner()
     it.collect()
     norm = it.policy.obs_norm["policy"]
@@ -135,7 +135,7 @@ def test_statistics_of_observations_move_after_the_update() -> None:
 
 
 @pytest.mark.parametrize("value_clip", [True, False])
-def test_loss_and_gradients_are_those_of_the_plain_formulas(value_clip: bool) -> None:
+def test_loss_and_gradients_equal_plain_formulas(value_clip: bool) -> None:
     g, count = torch.Generator().manual_seed(0), 500
     log_ratio, advantage, value, old, target, mean = torch.randn(6, count, generator=g)
     log_ratio, value = 0.3 * log_ratio, old + 0.3 * value
@@ -212,7 +212,7 @@ def test_advantages_are_normalised_over_valid_samples() -> None:
     assert advantage.std(correction=0).item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_reward_scale() -> None:
+def test_reward_scale_multiplies_returns() -> None:
     it = learner(gamma=0.0, reward_scale=7.0, normalize_value=False)
     it.collect()
     mean_return = it.update()["value/mean_return"].item()
@@ -227,15 +227,15 @@ def test_gradient_norm_is_limited() -> None:
         norms: list[float] = []
         step = it.ppo.steps.optimizer.masked_step
 
-        def recording(*of_gradient: Tensor, it: Learner = it, norms: list[float] = norms, step: Any = step) -> None:
-            step(*of_gradient)  # which clips
+        def recording(*gradient: Tensor, it: Learner = it, norms: list[float] = norms, step: Any = step) -> None:
+            step(*gradient)  # clips in place
             grads = [p.grad.flatten() for p in it.policy.parameters() if p.grad is not None]
             norms.append(torch.cat(grads).norm().item())
 
         it.ppo.steps.optimizer.masked_step = recording  # type: ignore[method-assign]
         stats = it.update()
         assert (max(norms) <= 1.001e-3) == clipped
-        assert stats["policy/grad_norm"] > 1e-3, "the norm before clipping is reported"
+        assert stats["policy/grad_norm"] > 1e-3
 
 
 def poison(it: Learner, *minibatches: int) -> None:
@@ -256,7 +256,7 @@ def everything(it: Learner) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("kind", "bf16", "limit"), [("separate", False, 1.0), ("lstm", True, None)])
-def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf16: bool, limit: float | None) -> None:
+def test_minibatch_with_non_finite_gradient_changes_nothing(kind: str, bf16: bool, limit: float | None) -> None:
     it = learner(kind, max_grad_norm=limit, schedule_per="minibatch")
     it.policy.bf16 = bf16
     it.train(1)
@@ -279,26 +279,26 @@ def test_a_minibatch_whose_gradient_is_not_finite_changes_nothing(kind: str, bf1
     assert len(steps) == 12 and steps[5] == []
     assert all("adam.0.step" in changed for i, changed in enumerate(steps) if i != 5)
     assert stats["policy/skipped_minibatches"] == 1 and stats["check/learned"] == 1
-    assert all(value.isfinite() for value in stats.values()), "means are over the others"
+    assert all(value.isfinite() for value in stats.values()), "statistics include the skipped minibatch"
     assert all(value.isfinite().all() for value in everything(it).values())
 
 
-def test_skipped_minibatches_are_counted_over_the_training_and_saved() -> None:
+def test_skipped_minibatches_are_counted_and_saved() -> None:
     it = learner()
     poison(it, 0, 1, 2, *range(12, 24))
-    told = []
+    reported = []
     for _ in range(3):
         it.collect()
         stats = it.update()
-        told.append((stats["policy/skipped_minibatches"].item(), stats["check/learned"].item()))
-    assert told == [(3.0, 1.0), (15.0, 0.0), (15.0, 1.0)]
+        reported.append((stats["policy/skipped_minibatches"].item(), stats["check/learned"].item()))
+    assert reported == [(3.0, 1.0), (15.0, 0.0), (15.0, 1.0)]
     other = learner()
     other.ppo.load_state_dict(it.ppo.state_dict())
     assert other.ppo.steps.skipped == 15
 
 
-def test_log_std_at_its_bound_can_come_back() -> None:
-    # A parameter that a step carried beyond the bound would get no gradient any more.
+def test_log_std_can_leave_its_bound() -> None:
+    # A parameter beyond the bound would get no gradient.
     it = learner(network={"log_std_init": -5.0}, entropy_coef=1.0, learning_rate=1e-2)
     with torch.no_grad():
         it.policy.head.log_std.fill_(-5.0)
@@ -310,7 +310,7 @@ def test_log_std_at_its_bound_can_come_back() -> None:
     for _ in range(3):
         it.collect()
         it.update()
-    assert (it.policy.head.log_std > -5.0).any(), "the entropy bonus must be able to raise it again"
+    assert (it.policy.head.log_std > -5.0).any(), "entropy bonus did not raise log_std"
 
 
 # Minibatches
@@ -318,7 +318,7 @@ def test_log_std_at_its_bound_can_come_back() -> None:
 
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
 @pytest.mark.parametrize("minibatch_size", [1, 30, 10_000])
-def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
+def test_minibatches_partition_the_rollout(kind: str, minibatch_size: int) -> None:
     it = learner(kind, minibatch_size=minibatch_size, num_envs=6, epochs=2)
     T, N = it.cfg.horizon, it.env.num_envs
     orders = []
@@ -333,7 +333,7 @@ def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
         for epoch in range(it.cfg.epochs):
             parts = spy.minibatches[epoch * per_epoch : (epoch + 1) * per_epoch]
             ids = [part["action"][..., 0] for part in parts]
-            assert len({tuple(i.shape) for i in ids}) == 1, "minibatches have one size"
+            assert len({tuple(i.shape) for i in ids}) == 1, "minibatch sizes differ"
             flat = torch.cat([i.flatten() for i in ids])
             assert torch.equal(flat.sort().values, torch.arange(T * N).float())
             orders.append(flat.tolist())
@@ -341,10 +341,10 @@ def test_minibatches_are_a_partition(kind: str, minibatch_size: int) -> None:
                 assert i.shape[0] == it.rollout.sequence_length
                 assert (i[1:] - i[:-1] == N).all()
                 assert ((i[0] // N) % it.rollout.sequence_length == 0).all()
-    assert len({tuple(order) for order in orders}) == len(orders), "every epoch has its own order"
+    assert len({tuple(order) for order in orders}) == len(orders), "two epochs have the same order"
 
 
-def test_fit_minibatches() -> None:
+def test_fit_minibatches_returns_nearest_divisor() -> None:
     for units in range(1, 200):
         for wanted in (0.01, 1.0, 3.3, 17.0, 1e6):
             fitted = fit_minibatches(units, wanted)
@@ -353,7 +353,7 @@ def test_fit_minibatches() -> None:
             assert abs(fitted - wanted) == min(abs(d - wanted) for d in divisors)
 
 
-def test_fit_sequence_length() -> None:
+def test_fit_sequence_length_divides_horizon() -> None:
     assert fit_sequence_length(16, 16) == 16
     assert fit_sequence_length(16, 100) == 16
     assert fit_sequence_length(24, 16) == 12
@@ -373,10 +373,10 @@ def python_rule(rate: float, kl: float, threshold: float, low: float = 1e-6, hig
     return rate
 
 
-def test_adaptive_learning_rate_equals_python() -> None:
+def test_adaptive_learning_rate_equals_python_rule() -> None:
     g = torch.Generator().manual_seed(0)
     recorded = (0.01 * torch.exp(2.0 * torch.randn(300, generator=g))).tolist()
-    recorded += [1e-5] * 30 + [0.0] + [1.0] * 40 + [0.016, 0.004, 0.008]  # both limits, and edges
+    recorded += [1e-5] * 30 + [0.0] + [1.0] * 40 + [0.016, 0.004, 0.008]  # both limits and thresholds
     rate, expected = torch.tensor(3e-4), 3e-4
     rule = AdaptiveRate(0.008, 1e-6, 1e-2, rate.device)
     seen = []
@@ -387,16 +387,16 @@ def test_adaptive_learning_rate_equals_python() -> None:
         assert rate.item() == pytest.approx(expected, rel=1e-4)
     assert max(seen) == pytest.approx(1e-2) and min(seen) == pytest.approx(1e-6)
     before = rate.clone()
-    for kl in (math.nan, 0.0, 0.016, 0.004, 0.008):  # on the edge it holds
+    for kl in (math.nan, 0.0, 0.016, 0.004, 0.008):  # unchanged at the thresholds
         rule.adapt(rate, torch.tensor(kl))
         assert torch.equal(rate, before)
 
 
 @pytest.mark.parametrize("per", ["minibatch", "epoch"])
-def test_schedule_follows_a_scripted_kl(per: str) -> None:
+def test_adaptive_schedule_follows_scripted_kl(per: str) -> None:
     it = learner(schedule="adaptive", schedule_per=per, kl_threshold=0.01, epochs=4)
     assert it.ppo.num_minibatches == 4
-    # by epoch the means are above, below, above and inside; single minibatches say otherwise
+    # epoch means are above, below, above and inside the band, unlike single minibatches
     script = [0.0, 0.2, 0.001, 0.001, 0.001, 0.001, 0.001, 0.012]
     script += [0.1, 0.1, 0.001, 0.001, 0.001, 0.03, 0.001, 0.001]
     kls, rates, loss = iter(script), [], it.ppo._loss
@@ -410,7 +410,7 @@ def test_schedule_follows_a_scripted_kl(per: str) -> None:
     it.collect()
     rates.append(it.update()["policy/learning_rate"].item())
     powers = [round(math.log(rate / 3e-4, 1.5), 3) for rate in rates]
-    if per == "minibatch":  # a minibatch's own KL is heeded before its step
+    if per == "minibatch":  # a minibatch's KL counts before its step
         steps = [0, -1, 1, 1, 1, 1, 1, 0, -1, -1, 1, 1, 1, -1, 1, 1]
         assert powers == [sum(steps[:i]) for i in range(17)]
     else:
@@ -418,9 +418,9 @@ def test_schedule_follows_a_scripted_kl(per: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "num_envs", "per"), [("feed-forward", 1, "minibatch"), ("lstm", 12, "epoch")])
-def test_the_first_minibatch_does_not_move_the_learning_rate(kind: str, num_envs: int, per: str) -> None:
-    # A KL of rounding errors (acting and learning have batches of different size, so kernels may
-    # differ) is not a policy that changes too little.
+def test_first_minibatch_does_not_change_learning_rate(kind: str, num_envs: int, per: str) -> None:
+    # Rounding errors (acting and learning use different batch sizes, so kernels may differ) must not
+    # count as too small a KL.
     size = {"minibatch_size": 8 * num_envs, "epochs": 1}
     it = learner(kind, num_envs=num_envs, schedule="adaptive", schedule_per=per, **size)
     assert it.ppo.num_minibatches == 1
@@ -429,7 +429,7 @@ def test_the_first_minibatch_does_not_move_the_learning_rate(kind: str, num_envs
         assert it.update()["policy/learning_rate"].item() == pytest.approx(3e-4)
 
 
-def test_constant_schedule() -> None:
+def test_constant_schedule_keeps_learning_rate() -> None:
     it = learner(schedule="constant", learning_rate=1e-3, kl_threshold=1e-9)
     for _ in range(2):
         it.collect()
@@ -439,7 +439,7 @@ def test_constant_schedule() -> None:
 # State and reproducibility
 
 
-def test_a_state_dict_is_a_snapshot() -> None:
+def test_state_dict_is_a_snapshot() -> None:
     it = learner()
     it.train(1)
     state = it.ppo.state_dict()
@@ -448,7 +448,7 @@ def test_a_state_dict_is_a_snapshot() -> None:
     assert differences(before, state) == []
 
 
-def test_the_kl_is_of_the_old_policy_from_the_new() -> None:
+def test_reported_kl_is_kl_of_old_from_new_policy() -> None:
     it = learner(learning_rate=3e-2, schedule="constant", epochs=2)
     it.collect()
     spy = Spy(it)
@@ -459,20 +459,20 @@ def test_the_kl_is_of_the_old_policy_from_the_new() -> None:
     valid = last["valid"]
     kl = last["reported"][0].item()
     assert kl == pytest.approx(last["kl"][valid].mean().item(), rel=1e-5)
-    assert abs(kl / last["reverse kl"][valid].mean().item() - 1.0) > 0.01, "the order must matter"
+    assert abs(kl / last["reverse kl"][valid].mean().item() - 1.0) > 0.01, "KL is symmetric here"
 
 
-def test_explained_variance() -> None:
+def test_explained_variance_of_noisy_values() -> None:
     it = learner(normalize_value=False, gamma=0.0, num_envs=200)
     it.collect()
-    # with gamma 0 the return is the reward: a value that is the reward plus noise of half its size
+    # with gamma 0 the return is the reward; the value is the reward plus noise of half its size
     noise = 0.5 * torch.randn(it.rollout.reward.shape, generator=torch.Generator().manual_seed(1))
     it.rollout.value.copy_(it.rollout.reward + noise)
     stats = it.update()
     assert stats["value/explained_variance"].item() == pytest.approx(0.75, abs=0.05)
 
 
-def test_a_reward_that_is_not_finite_is_flagged() -> None:
+def test_non_finite_reward_or_observation_is_flagged() -> None:
     for key, spoil in (("check/reward", "reward"), ("check/obs", "obs")):
         it = learner()
         it.collect()
@@ -487,7 +487,7 @@ def test_choose_precision() -> None:
     assert choose_precision("auto", torch.device("cpu"))[1].startswith("auto: the CPU")
 
 
-def test_what_cannot_be_compiled_is_learned_from_uncompiled(monkeypatch, caplog) -> None:
+def test_failed_compilation_falls_back_to_eager(monkeypatch, caplog) -> None:
     def broken(function: Any, **settings: Any) -> Any:
         def compiled(*args: Any) -> Any:
             raise BackendCompilerFailed(broken, RuntimeError("no compiler"), None)
@@ -499,11 +499,11 @@ def test_what_cannot_be_compiled_is_learned_from_uncompiled(monkeypatch, caplog)
     for it in (eager, compiled):
         it.train(2)
     assert all(map(torch.equal, eager.policy.parameters(), compiled.policy.parameters()))
-    assert len(caplog.messages) == 1 and caplog.messages[0].startswith("the loss of PPO runs uncompiled: ")
+    assert len(caplog.messages) == 1 and "uncompiled" in caplog.messages[0]
 
 
 def run_alone(script: str) -> None:
-    """Run in another process: the compiler cannot handle the test run's shape checks."""
+    """Run a script in a new process, without the shape checks that the compiler cannot handle."""
     here = Path(__file__).resolve()
     paths = os.pathsep.join([str(here.parent), str(here.parents[1]), str(here.parents[2])])
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -513,7 +513,7 @@ def run_alone(script: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm"])
-def test_compiled_updates_equal_eager_ones(kind: str) -> None:
+def test_compiled_updates_equal_eager_updates(kind: str) -> None:
     script = f"""
 import torch
 from test_ppo import learner
@@ -527,7 +527,7 @@ for a, b in zip(eager.policy.parameters(), compiled.policy.parameters(), strict=
 
 
 @pytest.mark.parametrize("kind", ["separate", "lstm"])
-def test_bf16_updates(kind: str) -> None:
+def test_bf16_updates_stay_finite_with_fp32_weights(kind: str) -> None:
     it = Learner(RandomEnv(12), ppo_config(network(kind), minibatch_size=24), bf16=True)
     for _ in range(2):
         it.collect()
@@ -542,7 +542,7 @@ def test_bf16_updates(kind: str) -> None:
 
 
 class Recall:
-    """A sign is shown in the first of 4 steps; the action of the last must equal it."""
+    """Memory task: the action in the last of 4 steps must equal the sign shown in the first."""
 
     obs_sizes, num_actions = {"policy": 2}, 1
     length = 4
@@ -577,8 +577,8 @@ FAST = {"learning_rate": 3e-3, "minibatch_size": 256, "epochs": 4}
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", "lstm", pytest.param("gru", marks=pytest.mark.slow)])
-def test_only_a_recurrent_policy_learns_to_remember(kind: str) -> None:
-    # Blind, the best is the action 0: a reward of -1 per episode.
+def test_only_recurrent_policy_learns_to_remember(kind: str) -> None:
+    # Without memory the best action is 0, with a reward of -1 per episode.
     it = Learner(Recall(128), ppo_config({**network(kind), "rnn_size": 16}, **FAST))
     per_episode = 4.0 * it.train(18)[-1]
     if kind == "feed-forward":
@@ -587,12 +587,12 @@ def test_only_a_recurrent_policy_learns_to_remember(kind: str) -> None:
         assert per_episode > -0.2
 
 
-def test_state_of_another_device_learns_as_this_one_can() -> None:
+def test_state_of_another_device_uses_local_optimizer_options() -> None:
     it, other = learner("feed-forward"), learner("feed-forward")
     it.train(1)
     state = it.ppo.state_dict()
     kept = {name for moments in state["optimizer"] for name in moments}
-    assert kept == {"step", "exp_avg", "exp_avg_sq"}, "nothing of what the device could do"
+    assert kept == {"step", "exp_avg", "exp_avg_sq"}, "device options are saved"
     other.ppo.load_state_dict(state)
     group = other.ppo.steps.optimizer.param_groups[0]
     assert (group["capturable"], group["fused"]) == (False, True)

@@ -1,4 +1,4 @@
-"""Prioritised sampling against plain numpy: probabilities, weights, and which transitions may be drawn at all."""
+"""Prioritised sampling against plain numpy: probabilities, weights, valid transitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE = torch.ones(())
 
 
 class Memory:
-    """A replay memory with priorities, and a plain list of what was written."""
+    """Replay memory with priorities whose actions number the transitions."""
 
     def __init__(self, steps: int, envs: int, *, n: int = 1, alpha: float = 1.0) -> None:
         spec, cpu = EnvSpec(envs, {"policy": 1}, Box(1), 1), torch.device("cpu")
@@ -30,7 +30,7 @@ class Memory:
         self.written = 0
 
     def write(self, diverged: tuple[int, ...] = ()) -> None:
-        """One more step: every action is its number, step * N + env."""
+        """Write one step; every action is its number, step * N + env."""
         envs = self.replay.num_envs
         mask = torch.tensor([env in diverged for env in range(envs)])
         obs, zeros = {"policy": torch.zeros(envs, 1)}, torch.zeros(envs, dtype=torch.bool)
@@ -40,13 +40,13 @@ class Memory:
         self.written += 1
 
     def starts(self) -> set[int]:
-        """Numbers of what may be drawn: stored, with the whole window and the observation after it."""
+        """Return the numbers of valid transitions: stored with the whole window and the observation after it."""
         envs, replay = self.replay.num_envs, self.replay
         steps = range(max(0, self.written - replay.num_steps), self.written - replay.n_step)
         return {step * envs + env for step in steps for env in range(envs)}
 
     def possible(self) -> set[int]:
-        """Numbers of what has a priority."""
+        """Return the numbers of transitions with a priority."""
         slots = (self.priorities.values > 0).nonzero().flatten()
         return {int(number) for number in self.replay.action.flatten()[slots]}
 
@@ -65,9 +65,9 @@ def chi_squared(counts: np.ndarray, probabilities: np.ndarray) -> float:
 # Probabilities
 
 
-@pytest.mark.parametrize("slots", [(7, 3), (64, 1), (13, 41)], ids=["in a block", "a block", "in blocks"])
+@pytest.mark.parametrize("slots", [(7, 3), (64, 1), (13, 41)], ids=["less than a block", "one block", "several blocks"])
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_what_is_drawn_has_the_probabilities_of_plain_numpy(slots: tuple[int, int], alpha: float) -> None:
+def test_sampling_probabilities_equal_numpy(slots: tuple[int, int], alpha: float) -> None:
     steps, envs = slots
     memory = Memory(steps, envs, alpha=alpha)
     for _ in range(steps + 5):
@@ -88,7 +88,7 @@ def test_what_is_drawn_has_the_probabilities_of_plain_numpy(slots: tuple[int, in
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_weights_are_those_of_plain_numpy(beta: float) -> None:
+def test_importance_weights_equal_numpy(beta: float) -> None:
     memory = Memory(20, 5, alpha=0.7)
     for _ in range(30):
         memory.write()
@@ -99,8 +99,8 @@ def test_weights_are_those_of_plain_numpy(beta: float) -> None:
     assert np.allclose(drawn.weight.numpy(), expected, rtol=1e-5)
 
 
-def test_small_priorities_in_a_large_memory_are_neither_lost_nor_drawn_too_often() -> None:
-    # a float32 cumulative sum of all would step over them
+def test_small_priorities_in_a_large_replay_are_drawn_accurately() -> None:
+    # a float32 cumulative sum over all would lose them
     memory = Memory(1 << 14, 64)
     values = torch.zeros(1 << 20)
     values[::2] = 1.0
@@ -115,11 +115,11 @@ def test_small_priorities_in_a_large_memory_are_neither_lost_nor_drawn_too_often
     assert upper == pytest.approx(0.5, abs=0.005)
 
 
-# What may be drawn
+# Valid transitions
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_only_whole_windows_have_a_priority(n: int) -> None:
+def test_only_whole_windows_have_priority(n: int) -> None:
     memory = Memory(8, 3, n=n)
     for _ in range(30):
         assert memory.possible() == memory.starts()
@@ -130,7 +130,7 @@ def test_only_whole_windows_have_a_priority(n: int) -> None:
         memory.write()
 
 
-def test_nothing_counts_in_an_empty_memory() -> None:
+def test_samples_of_an_empty_replay_have_zero_weight() -> None:
     memory = Memory(8, 2, n=3)
     for _ in range(4):
         drawn = memory.sample(20, beta=0.5)
@@ -139,7 +139,7 @@ def test_nothing_counts_in_an_empty_memory() -> None:
     assert (memory.sample(20).weight == 1.0).all()
 
 
-def test_what_is_new_has_the_largest_priority_so_far() -> None:
+def test_new_transitions_get_largest_priority_so_far() -> None:
     memory = Memory(20, 2)
     memory.write()
     memory.write()
@@ -149,17 +149,17 @@ def test_what_is_new_has_the_largest_priority_so_far() -> None:
     assert memory.priorities.values[:6].tolist() == pytest.approx([7.0, 0.5, 7.0, 7.0, 0.0, 0.0], abs=1e-5)
     memory.priorities.update(torch.tensor([0]), torch.tensor([0.0]), torch.ones(1), NO)
     memory.write()
-    assert memory.priorities.values[4].item() == pytest.approx(7.0, abs=1e-5), "of all that there ever was"
-    assert memory.priorities.values[0].item() == pytest.approx(1e-6), "what is known is drawn still"
+    assert memory.priorities.values[4].item() == pytest.approx(7.0, abs=1e-5)
+    assert memory.priorities.values[0].item() == pytest.approx(1e-6), "transition can never be drawn again"
 
 
-def test_what_does_not_count_is_drawn_once_only() -> None:
+def test_invalid_transitions_are_drawn_only_once() -> None:
     memory = Memory(12, 2, n=2)
     for step in range(10):
         memory.write(diverged=(1,) if step == 4 else ())
     drawn = memory.sample(2000)
     lost = {int(number) for number, weight in zip(drawn.action[:, 0], drawn.weight, strict=True) if weight == 0.0}
-    assert lost == {7, 9}, "windows that begin before or with step 4 of env 1"
+    assert lost == {7, 9}  # windows of env 1 that include step 4
     memory.priorities.update(drawn.index, torch.ones(2000), drawn.weight, NO)
     assert memory.possible() == memory.starts() - lost
     assert (memory.sample(2000).weight == 1.0).all()
@@ -168,7 +168,7 @@ def test_what_does_not_count_is_drawn_once_only() -> None:
 # Changes
 
 
-def test_of_equal_indices_the_larger_error_counts() -> None:
+def test_duplicate_indices_keep_the_larger_error() -> None:
     memory = Memory(8, 1)
     for _ in range(6):
         memory.write()
@@ -179,7 +179,7 @@ def test_of_equal_indices_the_larger_error_counts() -> None:
 
 
 @pytest.mark.parametrize("error", [torch.nan, torch.inf])
-def test_an_error_that_is_not_finite_changes_nothing(error: float) -> None:
+def test_non_finite_td_error_changes_nothing(error: float) -> None:
     memory = Memory(8, 1)
     for _ in range(6):
         memory.write()
@@ -188,7 +188,7 @@ def test_an_error_that_is_not_finite_changes_nothing(error: float) -> None:
     assert memory.priorities.largest.item() == pytest.approx(3.0, rel=1e-5)
 
 
-def test_held_nothing_changes() -> None:
+def test_held_update_changes_nothing() -> None:
     memory = Memory(8, 1)
     for _ in range(6):
         memory.write()

@@ -1,4 +1,4 @@
-"""Ensembles of critics, projected distributions, and the optimiser that holds a step."""
+"""Critic ensembles, projected distributions and the masked optimizer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpusim_rl.learn.q_networks import Critic, EnsembleLinear, EnsembleNorm, pro
 from helpers.off_policy import C51, off_policy_config
 
 
-def test_projections_lead_to_the_published_losses() -> None:
-    # rlax's vectors of categorical Q-learning: the cross-entropy of the projected target with the logits
+def test_projection_gives_published_losses() -> None:
+    # rlax's test vectors of categorical Q-learning: cross-entropy of the projected target with the logits
     support = torch.tensor([0.5, 1.0, 1.5])
     logits = torch.tensor([[0.0, 9, 0], [9, 0, 9], [0, 9, 0], [9, 9, 0], [9, 0, 9]])
     following = torch.tensor([[0.0, 0, 9], [1, 1, 1], [0, 0, 9], [1, 1, 1], [0, 9, 9]])
@@ -26,7 +26,7 @@ def test_projections_lead_to_the_published_losses() -> None:
     assert loss.tolist() == pytest.approx([8.998915, 3.693209, 8.998915, 0.693209, 5.192931], abs=1e-5)
 
 
-def test_no_mass_is_lost_at_atoms_between_them_and_beyond_them() -> None:
+def test_projection_preserves_probability_mass() -> None:
     support = torch.linspace(-2.0, 2.0, 5)
     returns = torch.tensor([[-2.0, -1.0, 0.25, 2.0, 7.0], [-9.0, 1.5, 1.0, 0.0, 2.0]])
     moved = project(torch.full((2, 5), 0.2), returns, support)
@@ -37,7 +37,7 @@ def test_no_mass_is_lost_at_atoms_between_them_and_beyond_them() -> None:
 
 @pytest.mark.parametrize("layer_norm", [True, False])
 @pytest.mark.parametrize("atoms", [None, 11])
-def test_members_of_an_ensemble_are_critics_of_their_own(layer_norm: bool, atoms: int | None) -> None:
+def test_ensemble_members_are_independent_critics(layer_norm: bool, atoms: int | None) -> None:
     torch.manual_seed(0)
     net = off_policy_config("sac", {"network": {**C51, "atoms": atoms, "layer_norm": layer_norm, "critics": 3}}).network
     critic = Critic(5, 2, net, "sac.network")
@@ -58,7 +58,7 @@ def test_members_of_an_ensemble_are_critics_of_their_own(layer_norm: bool, atoms
     assert not torch.allclose(got[0], got[1])
 
 
-class Own(nn.Module):
+class CustomNetwork(nn.Module):
     def __init__(self, size: int, cfg: Any) -> None:
         super().__init__()
         self.out_size = cfg.hidden[-1]
@@ -68,8 +68,8 @@ class Own(nn.Module):
         return self.layer(x)
 
 
-def test_a_network_of_ones_own_makes_the_critics_too() -> None:
-    own = {"_target_": f"{__name__}.Own", "hidden": [6], "critic_hidden": [9]}
+def test_custom_network_builds_critics() -> None:
+    own = {"_target_": f"{__name__}.CustomNetwork", "hidden": [6], "critic_hidden": [9]}
     critic = Critic(5, 2, off_policy_config("td3", {"network": own}).network, "td3.network")
     got = critic(torch.randn(4, 5), torch.randn(4, 2), bf16=False)
     assert got.shape == (2, 4, 1) and not torch.allclose(got[0], got[1])
@@ -77,9 +77,9 @@ def test_a_network_of_ones_own_makes_the_critics_too() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_steps_are_those_of_adamw_and_held_ones_are_none(decay: float) -> None:
+def test_masked_adamw_equals_adamw_and_skips_held_steps(decay: float) -> None:
     torch.manual_seed(0)
-    kernel = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)  # whose gradients lie otherwise in memory
+    kernel = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)  # gradients have another memory format
     ours, theirs = ([nn.Parameter(x.clone()) for x in (torch.ones(4, 3), torch.ones(3), kernel)] for _ in range(2))
     masked = MaskedAdamW(ours, 0.01, weight_decay=decay, max_norm=1.0)
     plain = torch.optim.AdamW(theirs, lr=0.01, weight_decay=decay)
@@ -102,6 +102,6 @@ def test_steps_are_those_of_adamw_and_held_ones_are_none(decay: float) -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_a_layer_with_one_output_is_the_same_product() -> None:
+def test_ensemble_layer_with_one_output_equals_matmul() -> None:
     layer, x = EnsembleLinear(3, 7, 1), torch.randn(3, 5, 7)
     assert torch.allclose(layer(x), layer.bias + x @ layer.weight, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Replay against plain Python: windows, ends of episodes, the place of the next write."""
+"""Replay memory against plain Python: windows, episode ends, write position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_replay(steps: int, envs: int, *, n: int = 1, episode: int = 1, size: in
 
 @dataclass
 class Story:
-    """Envs in which every observation is its own number: env + N * (2 t), and final observations are odd multiples."""
+    """Envs with numbered observations: env + N * 2 t, and env + N * (2 t + 1) for final observations."""
 
     replay: Replay
     terminated: list[list[int]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Story:
         return {"policy": number[:, None].repeat(1, 2)}
 
     def write(self, terminated: Any = (), truncated: Any = (), diverged: Any = (), reward: Any = None) -> None:
-        """One more step; the ends are numbers of envs."""
+        """Write one step; the arguments are indices of envs that end."""
         envs, t = self.replay.num_envs, len(self.rewards)
         masks = [torch.tensor([e in where for e in range(envs)]) for where in (terminated, truncated, diverged)]
         reward = torch.full((envs,), float(t + 1)) if reward is None else torch.as_tensor(reward)
@@ -54,7 +54,7 @@ class Story:
         store(self.replay, self.obs(t), torch.full((envs, 1), float(t)), step)
 
     def expected(self, t: int, env: int) -> tuple[float, float, float, float]:
-        """Reward, number of the next observation, discount and weight of the window that begins with step t."""
+        """Return reward, next observation number, discount and weight of the window that begins with step t."""
         total, envs = 0.0, self.replay.num_envs
         for k in range(self.replay.n_step):
             now = t + k
@@ -68,7 +68,7 @@ class Story:
         return total, env + envs * 2.0 * (t + self.replay.n_step), GAMMA**self.replay.n_step, 1.0
 
     def check(self, draws: int = 600) -> set[tuple[int, int]]:
-        """Compares samples with what is expected; returns the starts that were drawn."""
+        """Compare samples with expected ones; return the window starts drawn."""
         batch = self.replay.sample(draws, torch.Generator().manual_seed(1))
         envs, found = self.replay.num_envs, set()
         for i, number in enumerate(batch.obs["policy"][:, 0].tolist()):
@@ -86,7 +86,7 @@ class Story:
         return found
 
 
-def test_an_action_that_is_not_finite_reaches_no_loss() -> None:
+def test_non_finite_action_never_reaches_the_loss() -> None:
     replay, no = make_replay(4, 3), torch.zeros(3, dtype=torch.bool)
     obs = {"policy": torch.ones(3, 2)}
     for _ in range(3):
@@ -100,7 +100,7 @@ def test_an_action_that_is_not_finite_reaches_no_loss() -> None:
 @pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize("written", [7, 12, 13, 40])
 @pytest.mark.parametrize(("episode", "seed"), [(1, 0), (4, 1), (100, 2)])
-def test_samples_are_those_of_plain_python(n: int, written: int, episode: int, seed: int) -> None:
+def test_samples_equal_plain_python(n: int, written: int, episode: int, seed: int) -> None:
     steps, envs = 12, 3
     random = torch.Generator().manual_seed(seed)
     story = Story(make_replay(steps, envs, n=n, episode=episode))
@@ -117,10 +117,10 @@ def test_samples_are_those_of_plain_python(n: int, written: int, episode: int, s
     assert story.check() == {(t, e) for t in range(first, written - n) for e in range(envs)}
 
 
-# The traps, by name
+# Known pitfalls
 
 
-def test_nothing_counts_before_a_whole_window_is_stored() -> None:
+def test_samples_have_zero_weight_until_a_window_is_stored() -> None:
     story = Story(make_replay(8, 2, n=3))
     for _ in range(3):
         assert story.replay.sample(20, torch.Generator()).weight.sum() == 0
@@ -130,11 +130,11 @@ def test_nothing_counts_before_a_whole_window_is_stored() -> None:
     assert story.check(50) == {(0, 0), (0, 1)}
 
 
-def test_a_lost_final_observation_is_left_out() -> None:
-    replay = make_replay(6, 1, episode=100)  # which promises two rows
+def test_window_with_lost_final_observation_has_zero_weight() -> None:
+    replay = make_replay(6, 1, episode=100)  # reserves two rows for final observations
     story = Story(replay)
     story.write(truncated=[0])
-    story.write(truncated=[0])  # against the promise: in the row of the one before
+    story.write(truncated=[0])  # exceeds the reserve: overwrites the previous row
     for _ in range(2):
         story.write()
     batch = replay.sample(100, torch.Generator())
@@ -142,7 +142,7 @@ def test_a_lost_final_observation_is_left_out() -> None:
     assert weights == {0.0: 0.0, 1.0: 1.0, 2.0: 1.0}
 
 
-def test_no_window_reaches_across_a_cut() -> None:
+def test_windows_stop_at_a_cut() -> None:
     story = Story(make_replay(8, 1, n=2))
     for t in range(6):
         story.write()
@@ -158,7 +158,7 @@ def test_no_window_reaches_across_a_cut() -> None:
 # Sampling
 
 
-def test_every_start_is_equally_likely() -> None:
+def test_every_window_start_is_equally_likely() -> None:
     story = Story(make_replay(11, 10))
     for _ in range(25):
         story.write()
@@ -171,7 +171,7 @@ def test_every_start_is_equally_likely() -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGE)
-def test_half_precision_keeps_what_it_can(storage: str) -> None:
+def test_half_precision_storage_rounds_and_clamps(storage: str) -> None:
     replay = make_replay(4, 2, storage=storage, size=1, episode=3)
     obs = {"policy": torch.tensor([[1.0 + 2.0**-6], [1e6]])}
     no = torch.zeros(2, dtype=torch.bool)
@@ -184,10 +184,10 @@ def test_half_precision_keeps_what_it_can(storage: str) -> None:
         assert found.dtype == torch.float32
         assert torch.allclose(found.unique(), torch.tensor([1.0 + 2.0**-6, largest]), rtol=2.0**-8)
     store(replay, {"policy": torch.full((2, 1), torch.inf)}, torch.zeros(2, 1), step)
-    assert not replay.latest(1)[0]["policy"].isfinite().any(), "infinite values stay visible"
+    assert not replay.latest(1)[0]["policy"].isfinite().any(), "infinite values were clamped"
 
 
-def test_the_latest_steps_come_in_order() -> None:
+def test_latest_steps_are_in_order() -> None:
     story = Story(make_replay(4, 2))
     for t in range(6):
         story.write(diverged=[1] if t == 4 else [])
@@ -197,17 +197,17 @@ def test_the_latest_steps_come_in_order() -> None:
     assert reward.tolist() == [[4.0, 4.0], [5.0, 0.0], [6.0, 6.0]]
 
 
-def test_a_rollout_that_is_stored_at_once_is_its_steps() -> None:
+def test_extend_with_a_rollout_equals_single_steps() -> None:
     torch.manual_seed(0)
     sizes = {"policy": 2, "critic": 3}
     spec, cpu = EnvSpec(3, sizes, Box(2), 4), torch.device("cpu")
     memory: dict[str, Any] = {"n_step": 2, "gamma": 0.9, "storage": torch.float32, "device": cpu}
     at_once, by_step = (Replay(10, spec, sizes, **memory) for _ in range(2))
     priorities = [Priorities(replay, 0.6) for replay in (at_once, by_step)]
-    for rollout in range(5):  # the second one is full, and wraps
+    for rollout in range(5):  # the second rollout fills the ring and wraps
         steps = Trajectory.empty(7, spec, sizes, cpu)
         for t in range(7):
-            cut = (torch.arange(3) + 7 * rollout + t) % 4 == 0  # each env has a time limit of its own
+            cut = (torch.arange(3) + 7 * rollout + t) % 4 == 0  # each env has a different time limit
             obs, final = ({g: torch.randn(3, n) for g, n in sizes.items()} for _ in range(2))
             ends = torch.rand(2, 3) < 0.2
             step: Any = Outcome(obs, final, torch.randn(3), ends[0], cut, ends[1])
@@ -223,7 +223,7 @@ def test_a_rollout_that_is_stored_at_once_is_its_steps() -> None:
 
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("episode", [1, 200])
-def test_a_saved_memory_is_as_large_as_what_is_stored(episode: int, truncates: bool) -> None:
+def test_saved_replay_is_as_large_as_its_contents(episode: int, truncates: bool) -> None:
     written, envs, size = 10, 4, 16
     story = Story(make_replay(20_000, envs, episode=episode))
     priorities = Priorities(story.replay, 0.6)
@@ -236,8 +236,7 @@ def test_a_saved_memory_is_as_large_as_what_is_stored(episode: int, truncates: b
 
 @pytest.mark.parametrize("written", [0, 7, 8, 30])
 @pytest.mark.parametrize("episode", [1, 3])
-def test_a_restored_memory_is_the_original_from_then_on(written: int, episode: int) -> None:
-    """All of it: stored steps, final observations of every age, and what is written over them later."""
+def test_restored_replay_equals_original_after_more_writes(written: int, episode: int) -> None:
     one, other = (Story(make_replay(8, 3, n=2, episode=episode)) for _ in range(2))
     for t in range(written):
         one.write(truncated=[t % 3] if t % episode == 0 else [])
@@ -253,7 +252,7 @@ def test_a_restored_memory_is_the_original_from_then_on(written: int, episode: i
             story.write(truncated=[more % 3], terminated=[(more + 1) % 3])
 
 
-def test_a_memory_of_an_earlier_layout_is_refused() -> None:
+def test_replay_of_outdated_layout_is_rejected() -> None:
     replay = make_replay(8, 3)
     state = replay.state_dict()
     del state["final_place"]

@@ -1,4 +1,4 @@
-"""Settings changed at a resume: each takes effect, or one line says that it does not."""
+"""Settings changed at resume: each takes effect or warns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.every_algorithm import BASES, learner, run
 from helpers.states import saved
 from helpers.training import nested
 
-OTHERS: dict[str, Any] = {
+CHANGED_VALUES: dict[str, Any] = {
     "batch_size": 8,
     "clip_obs": 0.5,
     "horizon": 8,
@@ -45,12 +45,12 @@ OTHERS: dict[str, Any] = {
     "discriminator.penalized": "agent",
     "discriminator.replay_share": 0.5,
 }
-"""Changed values where `other` has no rule."""
-ELSEWHERE = ("max_iterations", "teacher", "teacher.run", "demonstrations.file", "extensions")
-"""Settings of the trainer, and settings that a resume needs again."""
-NOTHING: dict[str, tuple[str, ...]] = {
+"""Changed values for settings without a rule in `changed_value`."""
+EXCLUDED = ("max_iterations", "teacher", "teacher.run", "demonstrations.file", "extensions")
+"""Trainer settings, and settings that must be given again at resume."""
+WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "ppo": ("sequence_length",),
-    "amp": tuple(field.name for field in dataclasses.fields(PPOConfig)),  # which PPO has
+    "amp": tuple(field.name for field in dataclasses.fields(PPOConfig)),  # tested with PPO
     "impala": ("advantage_clip",),
     "impala, gradient": ("ratio_clip", "sequence_length"),
     "sac": ("replay.beta",),
@@ -70,10 +70,10 @@ def leaves(settings: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
             yield f"{path}{field.name}", hints[field.name], value
 
 
-def other(name: str, hint: Any, value: Any) -> Any:
+def changed_value(name: str, hint: Any, value: Any) -> Any:
     """Return a different value of the type."""
-    if name in OTHERS:
-        return OTHERS[name]
+    if name in CHANGED_VALUES:
+        return CHANGED_VALUES[name]
     if typing.get_origin(hint) is Annotated:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is Literal:
@@ -85,14 +85,12 @@ def other(name: str, hint: Any, value: Any) -> Any:
     if isinstance(value, float):
         return 0.5 * value or 0.5
     options = [arg for arg in typing.get_args(hint) if typing.get_origin(arg) is Literal]
-    assert options, f"{name}={value!r}: no other value is known"
+    assert options, f"{name}={value!r}: no changed value known"
     return typing.get_args(options[0])[0]
 
 
 @pytest.mark.parametrize("label", BASES)
-def test_every_setting_takes_effect_or_one_line_says_that_it_does_not(
-    label: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_changed_setting_takes_effect_or_warns(label: str, capsys: pytest.CaptureFixture[str]) -> None:
     first, env = learner(label, {})
     obs, _ = run(first, env, env.reset(), 4)
     state = saved({"policy": first.policy.state_dict(), "algorithm": first.state_dict()})
@@ -109,7 +107,7 @@ def test_every_setting_takes_effect_or_one_line_says_that_it_does_not(
     unchanged = {iterations: resumed({}, iterations) for iterations in (1, 2)}
 
     def has_effect(changes: dict[str, Any]) -> bool:
-        for iterations, before in unchanged.items():  # most show at once
+        for iterations, before in unchanged.items():  # most settings take effect in the first
             now = resumed(changes, iterations)
             if [path for path in differences(before, now) if "configured" not in path] or capsys.readouterr().err:
                 return True
@@ -118,12 +116,12 @@ def test_every_setting_takes_effect_or_one_line_says_that_it_does_not(
     structure = first.cfg.structure
     silent = []
     for name, hint, value in leaves(first.cfg):
-        left_out = *ELSEWHERE, *NOTHING.get(label, ()), *structure
+        left_out = *EXCLUDED, *WITHOUT_EFFECT.get(label, ()), *structure
         if any(f"{name}.".startswith(f"{section}.") for section in left_out):
             continue
         capsys.readouterr()
         try:
-            if not has_effect(nested(name, other(name, hint, value))):
+            if not has_effect(nested(name, changed_value(name, hint, value))):
                 silent.append(name)
         except ConfigError:
             continue
@@ -132,7 +130,7 @@ def test_every_setting_takes_effect_or_one_line_says_that_it_does_not(
     assert silent == [], "\n".join(silent)
 
 
-def passed_on(label: str, before: dict[str, Any], after: dict[str, Any]) -> Any:
+def resumed_with(label: str, before: dict[str, Any], after: dict[str, Any]) -> Any:
     """Return an algorithm with the state of one trained with other settings."""
     first, env = learner(label, before)
     run(first, env, env.reset(), 3)
@@ -145,26 +143,26 @@ def passed_on(label: str, before: dict[str, Any], after: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("before", "after"), [("adaptive", "constant"), ("linear", "constant"), ("linear", "adaptive")]
 )
-def test_another_schedule_begins_at_the_rate_of_the_settings(before: str, after: str) -> None:
-    it = passed_on("ppo", {"schedule": before}, {"schedule": after})
+def test_new_schedule_starts_at_configured_rate(before: str, after: str) -> None:
+    it = resumed_with("ppo", {"schedule": before}, {"schedule": after})
     assert it.steps.learning_rate.item() == pytest.approx(it.cfg.learning_rate)
 
 
-def test_an_adaptive_rate_goes_on() -> None:
+def test_adaptive_rate_continues_after_resume() -> None:
     falling = {"kl_threshold": 1e-9, "learning_rate_min": 1e-6}
-    it = passed_on("ppo", falling, {**falling, "clip": 0.3})
+    it = resumed_with("ppo", falling, {**falling, "clip": 0.3})
     assert it.steps.learning_rate.item() < 0.9 * it.cfg.learning_rate
 
 
-def test_an_alpha_that_is_not_learned_any_more_is_that_of_the_settings() -> None:
-    kept = passed_on("sac", {}, {})
+def test_fixed_alpha_returns_to_configured_value() -> None:
+    kept = resumed_with("sac", {}, {})
     assert kept.log_alpha.exp().item() != pytest.approx(kept.cfg.alpha)
-    fixed = passed_on("sac", {}, {"learn_alpha": False})
+    fixed = resumed_with("sac", {}, {"learn_alpha": False})
     assert fixed.log_alpha.exp().item() == pytest.approx(fixed.cfg.alpha)
 
 
-def test_episodes_under_way_explore_within_todays_range() -> None:
-    it = passed_on("td3", {}, {"noise_min": 0.4, "noise_max": 0.6})
+def test_noise_scale_of_running_episodes_fits_new_range() -> None:
+    it = resumed_with("td3", {}, {"noise_min": 0.4, "noise_max": 0.6})
     assert bool(((it.noise_scale >= 0.4) & (it.noise_scale <= 0.6)).all())
 
 
@@ -177,10 +175,10 @@ def test_episodes_under_way_explore_within_todays_range() -> None:
         ("impala", {"sequence_length": 4}),
     ],
 )
-def test_a_memory_that_does_not_fit_any_more_is_told_of_and_begins_again(
+def test_incompatible_saved_state_warns_and_restarts(
     label: str, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    it = passed_on(label, {}, changes)
+    it = resumed_with(label, {}, changes)
     assert "warning: " in capsys.readouterr().err
     _, env = learner(label, {})
     run(it, env, env.reset(), 1)

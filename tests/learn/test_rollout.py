@@ -19,7 +19,7 @@ SIZES = {"policy": 4, "critic": 2}
 
 
 def make(T: int = 8, *, sequence_length: int = 1, max_truncations: int = 3, states: int = 0) -> Rollout:
-    # so many episodes of one env can end by the time limit in T steps
+    # the episode length allows `max_truncations` time limits per env in T steps
     env = EnvSpec(N, SIZES, Box(A), max_episode_length=T if max_truncations == 1 else -(-T // max_truncations))
     return Rollout(
         T,
@@ -48,7 +48,7 @@ def mask(*envs: int) -> Tensor:
     return torch.tensor([env in envs for env in range(N)])
 
 
-def test_what_is_written_stands_where_it_belongs() -> None:
+def test_rollout_stores_each_record_at_its_step() -> None:
     rollout = make(4)
     for t in range(4):
         step = Outcome(
@@ -77,18 +77,18 @@ def test_what_is_written_stands_where_it_belongs() -> None:
 
 
 def truncate(rollout: Rollout, pattern: dict[int, tuple[int, ...]]) -> None:
-    """Write all steps; `pattern` has the envs that the time limit ends in a step."""
+    """Write all steps; `pattern` maps a step to the envs truncated in it."""
     for t in range(rollout.horizon):
         states = tuple(torch.full((2, N, 5), float(t)) for _ in rollout.final_hidden)
         ended = mask(*pattern.get(t, ()))
-        # only observations of envs that end are meaningful
+        # only final observations of ended envs are meaningful
         final = {g: torch.where(ended[:, None], v, torch.nan) for g, v in obs(100.0 + t).items()}
         after = tuple(torch.full((2, N, 5), t + 0.5) for _ in rollout.final_hidden)
         step = Outcome(obs(t + 1), final, torch.zeros(N), mask(), ended, mask())
         rollout.write(t, obs(t), states, mask(), sample(float(t), after), step)
 
 
-def test_final_obs_of_several_truncations_per_env() -> None:
+def test_rollout_keeps_final_obs_of_several_truncations_per_env() -> None:
     rollout = make(8, max_truncations=3, states=2)
     truncate(rollout, {1: (0, 2), 4: (0,), 7: (0, 1)})
     for slot, env, step in ((0, 0, 1), (1, 0, 4), (2, 0, 7), (2, 1, 7), (0, 2, 1)):
@@ -99,7 +99,7 @@ def test_final_obs_of_several_truncations_per_env() -> None:
             assert (state[slot, :, env] == step + 0.5).all()
 
 
-def test_next_values() -> None:
+def test_next_values_use_final_values_after_truncation() -> None:
     rollout = make(8, max_truncations=3)
     truncate(rollout, {1: (0, 2), 4: (0,), 7: (0, 1)})
     final_values = torch.full((3, N), torch.nan)  # slots that are not in use may hold anything
@@ -113,8 +113,8 @@ def test_next_values() -> None:
     assert value[:, 2].tolist() == pytest.approx([1.2, 1001, 3.2, 4.2, 5.2, 6.2, 7.2, 52.0])
 
 
-def test_envs_that_may_truncate_in_any_step_take_as_many_operations() -> None:
-    """A slot per step must not be moved in every step."""
+def test_operations_per_step_do_not_grow_with_truncations() -> None:
+    """Slots for every step must not cause copies in every step."""
 
     def operations(max_truncations: int) -> int:
         rollout = make(32, max_truncations=max_truncations)
@@ -125,7 +125,7 @@ def test_envs_that_may_truncate_in_any_step_take_as_many_operations() -> None:
     assert operations(32) == operations(1)
 
 
-def test_a_new_rollout_forgets() -> None:
+def test_new_rollout_drops_old_truncations() -> None:
     rollout = make(4, max_truncations=2)
     truncate(rollout, {0: (0, 1, 2), 3: (0,)})
     truncate(rollout, {2: (1,)})
@@ -134,7 +134,7 @@ def test_a_new_rollout_forgets() -> None:
 
 
 @pytest.mark.parametrize("sequence_length", [1, 2, 4, 8])
-def test_recurrent_state_at_the_start_of_each_sequence(sequence_length: int) -> None:
+def test_rollout_keeps_recurrent_state_at_start_of_each_sequence(sequence_length: int) -> None:
     rollout = make(8, sequence_length=sequence_length, states=2)
     for t in range(8):
         states = tuple(torch.full((2, N, 5), t + 0.1 * i) for i in range(2))

@@ -1,4 +1,4 @@
-"""Soft actor-critic: densities of squashed actions, targets, the weight of the entropy."""
+"""SAC: log probabilities of squashed actions, target entropy, alpha."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def learner(**changes: Any) -> tuple[OffPolicyLearner, SAC]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.5])
-def test_the_log_probability_is_that_of_the_numeric_jacobian(scale: float) -> None:
+def test_squashed_log_prob_equals_numeric_jacobian(scale: float) -> None:
     torch.manual_seed(0)
     mean, log_std, noise = (0.7 * torch.randn(3, 50, 4, dtype=torch.float64)).unbind()
     gaussian = SquashedGaussian(mean, 0.5 * log_std, scale)
@@ -32,20 +32,20 @@ def test_the_log_probability_is_that_of_the_numeric_jacobian(scale: float) -> No
     assert torch.allclose(log_prob, density.sum(dim=-1), atol=1e-6)
 
 
-def test_the_log_probability_is_finite_where_tanh_is_one() -> None:
+def test_squashed_log_prob_is_finite_at_saturation() -> None:
     gaussian = SquashedGaussian(torch.tensor([[30.0, -30.0]]), torch.zeros(1, 2), 1.0)
     action, log_prob = gaussian.sample_with_log_prob(torch.zeros(1, 2))
     assert action.tolist() == [[1.0, -1.0]] and log_prob.isfinite().all()
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
-def test_the_default_target_of_the_entropy_can_be_reached_at_any_scale(scale: float) -> None:
+def test_default_target_entropy_is_reachable_at_any_scale(scale: float) -> None:
     _, sac = learner(action_scale=scale)
-    most = sac.num_actions * math.log(2.0 * scale)  # of a uniform density
+    most = sac.num_actions * math.log(2.0 * scale)  # entropy of a uniform density
     assert sac._target_entropy == pytest.approx(most - sac.num_actions * (1.0 + math.log(2.0)))
 
 
-def test_alpha_rests_until_a_whole_window_is_stored() -> None:
+def test_alpha_is_fixed_until_a_window_is_stored() -> None:
     it, sac = learner(n_step=8, horizon=2, learning_starts=16)
     before = sac.log_alpha.detach().clone()
     for _ in range(4):
@@ -58,7 +58,7 @@ def test_alpha_rests_until_a_whole_window_is_stored() -> None:
 
 
 @pytest.mark.parametrize(("target", "falls"), [(-50.0, True), (50.0, False)])
-def test_alpha_falls_where_there_is_more_entropy_than_wanted(target: float, falls: bool) -> None:
+def test_alpha_falls_when_entropy_exceeds_target(target: float, falls: bool) -> None:
     it, sac = learner(target_entropy=target, alpha=1.0)
     it.train(4)
     assert (sac.log_alpha.item() < 0.0) == falls
@@ -67,7 +67,7 @@ def test_alpha_falls_where_there_is_more_entropy_than_wanted(target: float, fall
     assert sac.log_alpha.item() == 0.0
 
 
-def test_actions_keep_to_the_scale_and_the_mode_has_no_noise() -> None:
+def test_sac_actions_respect_scale_and_mode_is_deterministic() -> None:
     it, sac = learner(action_scale=0.5)
     it.train(2)
     actions = torch.cat([sac.policy.act(it.obs, (), deterministic=False)[0] for _ in range(20)])

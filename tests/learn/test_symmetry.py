@@ -1,4 +1,4 @@
-"""Symmetry of PPO: rsl_rl's losses, and policies that become symmetric."""
+"""Symmetry of PPO: rsl_rl's losses and symmetric policies."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def learner(
     ("augment", "mirror_loss", "critic", "images", "state_dependent_std"),
     [(True, 0.0, False, False, False), (False, 0.7, True, False, True), (True, 0.7, True, True, False)],
 )
-def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, critic, images, state_dependent_std):
+def test_symmetry_losses_and_gradients_equal_definition(augment, mirror_loss, critic, images, state_dependent_std):
     network = {"state_dependent_std": state_dependent_std}
     it = learner(augment, mirror_loss, critic=critic, images=images, network=network, bounds_coef=0.1)
-    it.train(2)  # statistics of observations are no longer those of the start, and not symmetric
+    it.train(2)  # observation statistics have changed and are not symmetric
     it.collect()
     ppo, policy, rollout = it.ppo, it.policy, it.rollout
     _, batch, _ = prepared(ppo)
@@ -72,9 +72,9 @@ def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, 
         samples.append({name: x[0] for name, x in ppo.sample_losses(old, now).items()})
     both = samples if augment else samples[:1]
     expected = {}
-    for name in ("loss/policy", "loss/value", "loss/bounds"):  # means over the samples and their images
+    for name in ("loss/policy", "loss/value", "loss/bounds"):  # means over samples and their images
         expected[name] = torch.stack([(x[name] * weight).sum() for x in both]).mean()
-    for name in ("policy/entropy", "policy/kl", "policy/clip_fraction"):  # of the originals
+    for name in ("policy/entropy", "policy/kl", "policy/clip_fraction"):  # originals only
         expected[name] = (samples[0][name] * weight).sum()
     distance = (means[1] - image("actions", means[0]).detach()).square().mean(dim=-1)
     expected["loss/symmetry"] = (distance * weight).sum()
@@ -92,24 +92,24 @@ def test_losses_and_gradients_are_those_of_the_definition(augment, mirror_loss, 
 def asymmetry(it: Learner, x: Tensor) -> float:
     act = it.policy.act_without_critic
     with torch.no_grad():
-        mean, of_image = (act({"policy": seen}, ())[0] for seen in (x, image("policy", x)))
-    return float((of_image - image("actions", mean)).square().mean() / mean.square().mean())
+        mean, image_mean = (act({"policy": seen}, ())[0] for seen in (x, image("policy", x)))
+    return float((image_mean - image("actions", mean)).square().mean() / mean.square().mean())
 
 
-def test_a_policy_becomes_symmetric():
+def test_policy_becomes_symmetric():
     x = 3.0 + 2.0 * torch.randn(64, 5, generator=torch.Generator().manual_seed(1))
     found = {}
     for name, settings in {"augment": (True, 0.0), "mirror loss": (False, 5.0), "without": (False, 1e-30)}.items():
         it = learner(*settings, horizon=16, learning_rate=3e-3, schedule="constant")
         for _ in range(20):
             it.collect()
-            it.rollout.reward.copy_(-(it.rollout.action - 0.3).square().sum(dim=-1))  # of a task that is not symmetric
+            it.rollout.reward.copy_(-(it.rollout.action - 0.3).square().sum(dim=-1))  # an asymmetric task
             it.update()
         found[name] = asymmetry(it, x)
     assert max(found["augment"], found["mirror loss"]) < 0.5 * found["without"], found
 
 
-def test_inputs_are_normalised_behind_the_mirror():
+def test_inputs_are_mirrored_before_normalization():
     it = learner(True, 0.0)
     it.train(3)
     it.collect()
@@ -119,7 +119,7 @@ def test_inputs_are_normalised_behind_the_mirror():
     assert not torch.allclose(inputs[f"{IMAGE}policy"], image("policy", seen(raw)), atol=1e-2)
 
 
-def test_mirror_images_of_a_camera_stay_bytes():
+def test_mirrored_camera_images_stay_uint8():
     it = learner(True, 0.5, critic=True, images=True)
     it.policy.bf16 = True
     it.collect()
@@ -132,7 +132,7 @@ def test_mirror_images_of_a_camera_stay_bytes():
     assert torch.equal(batch.inputs[f"{IMAGE}camera"], before[f"{IMAGE}camera"])
 
 
-def test_only_what_was_seen_is_in_the_statistics_of_observations():
+def test_observation_statistics_exclude_mirrored_samples():
     one, two = learner(True, 0.5), learner(False, 0.0)
     for it in (one, two):
         it.collect()
@@ -140,32 +140,32 @@ def test_only_what_was_seen_is_in_the_statistics_of_observations():
     assert torch.equal(one.policy.obs_norm["policy"].mean, two.policy.obs_norm["policy"].mean)
 
 
-def test_what_cannot_be_is_one_line_with_what_to_set():
-    def refused(more: dict[str, Any], **changes: Any) -> str:
+def test_unsupported_symmetry_is_rejected_with_a_fix():
+    def error_message(more: dict[str, Any], **changes: Any) -> str:
         with pytest.raises(ConfigError) as info:
             symmetry = {"augment": True, "mirror_loss": 0.0}
             Learner(RandomEnv(8), ppo_config(changes, symmetry=symmetry), more=more)
         assert str(info.value).endswith("Try ppo.symmetry.augment=false ppo.symmetry.mirror_loss=0")
         return str(info.value)
 
-    def none() -> Any:
+    def no_mirror_image() -> Any:
         raise TaskError("'arm' has no mirror image")
 
-    assert "network.rnn=gru" in refused({}, rnn="gru")
-    assert "ppo.symmetry: 'arm' has no mirror image. Try" in refused({"mirrored": none})
-    assert "these envs" in refused({})
+    assert "network.rnn=gru" in error_message({}, rnn="gru")
+    assert "ppo.symmetry: 'arm'" in error_message({"mirrored": no_mirror_image})
+    assert "these envs" in error_message({})
     sees = {"images": {"camera": (13, 16, 1)}}
-    assert "network.encoder.frames=3" in refused(sees, encoder={"frames": 3})
+    assert "network.encoder.frames=3" in error_message(sees, encoder={"frames": 3})
 
 
-def test_a_run_says_what_it_does(tmp_path):
+def test_symmetry_is_described(tmp_path):
     symmetry = {"ppo": {"symmetry": {"augment": True, "mirror_loss": 0.5}}}
     line = make_trainer("Anymal", tmp_path, **symmetry).algorithm.describe()["symmetry"]
-    assert line.startswith("mirrored samples, mirror loss 0.5; ")
+    assert "mirror loss 0.5" in line
     assert "symmetry" not in make_trainer("Anymal", tmp_path).algorithm.describe()
 
 
-def test_terms_of_other_numbers_are_added():
+def test_mirror_image_adds_cross_terms():
     swap = SignedPermutation([1, 0, 2], [1.0, 1.0, -1.0], [(0, 2, 0.5), (1, 0, -2.0)])
     symmetry = Symmetry(SymmetryConfig(augment=True, mirror_loss=0.0), {"policy": swap}, 0.0, torch.device("cpu"))
     values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])

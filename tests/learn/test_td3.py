@@ -1,4 +1,4 @@
-"""TD3: exploration, smoothed targets, the delay of the actor."""
+"""TD3: exploration noise and distributional targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def learner(**changes: Any) -> tuple[OffPolicyLearner, TD3]:
     return it, it.algorithm
 
 
-def test_each_env_has_its_own_noise_until_its_episode_ends() -> None:
+def test_each_env_keeps_its_noise_scale_until_episode_end() -> None:
     it, td3 = learner(noise_min=0.2, noise_max=0.8, replay={"capacity": 4000})
     before = td3.noise_scale.clone()
     assert 0.2 <= before.min() < 0.3 and 0.7 < before.max() <= 0.8 and len(before.unique()) == 64
@@ -33,7 +33,7 @@ def test_each_env_has_its_own_noise_until_its_episode_ends() -> None:
     assert td3.noise_scale.mean().item() == pytest.approx(0.5, abs=0.1)
 
 
-def test_exploration_adds_noise_of_that_scale_and_keeps_to_the_bounds() -> None:
+def test_exploration_noise_is_scaled_and_clipped() -> None:
     it, td3 = learner(noise_min=0.5, noise_max=0.5, action_scale=2.0, learning_starts=16)
     it.train(2)
     td3.begin_rollout()
@@ -44,7 +44,7 @@ def test_exploration_adds_noise_of_that_scale_and_keeps_to_the_bounds() -> None:
 
 
 @pytest.mark.parametrize("clipped", [True, False])
-def test_the_target_takes_the_whole_distribution_of_the_lower_critic(clipped: bool) -> None:
+def test_target_uses_distribution_of_the_lower_critic(clipped: bool) -> None:
     it, td3 = learner(network={**C51, "layer_norm": False}, clipped=clipped)
     it.train(2)
     (batch, *_) = td3._draw(4)

@@ -30,7 +30,7 @@ GUIDED: dict[str, Any] = {"run": "teacher", "weight": 2.0}
 
 
 class Half(Policy):
-    """Acts by half of its observation."""
+    """Policy whose action is half of its observation."""
 
     def act(self, obs: Any, hidden: Any, deterministic: bool = True) -> Any:
         return 0.5 * obs["policy"], hidden
@@ -47,7 +47,7 @@ def learner(env: Env, *, device: str = "cpu", teacher: dict[str, Any] | None = N
 
 
 @pytest.mark.parametrize("rnn", [None, "lstm"])
-def test_the_distance_from_the_teacher_is_added_to_the_loss(rnn: str | None) -> None:
+def test_distance_to_teacher_is_added_to_the_loss(rnn: str | None) -> None:
     env = RandomEnv(6, {"policy": 2, "teacher": 2}, num_actions=2, seed=4)
     it = learner(env, network={"rnn": rnn}, normalize_obs=False)
     collect(it, env)
@@ -56,8 +56,8 @@ def test_the_distance_from_the_teacher_is_added_to_the_loss(rnn: str | None) -> 
     weight = Samples.weight_of(chunk.packed)
     parameters = it.steps.optimizer.parameters
 
-    def gradient(loss: Tensor, of_each: Tensor | None = None) -> list[Tensor]:
-        found = torch.autograd.grad(loss, parameters, of_each, allow_unused=True)
+    def gradient(loss: Tensor, weights: Tensor | None = None) -> list[Tensor]:
+        found = torch.autograd.grad(loss, parameters, weights, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
     def learned() -> tuple[Tensor, list[Tensor]]:
@@ -70,12 +70,12 @@ def test_the_distance_from_the_teacher_is_added_to_the_loss(rnn: str | None) -> 
     torch.testing.assert_close(loss, apart.detach())
     assert float(loss) > 1.0
     it._coefficients[-1].fill_(0.0)
-    _, of_ppo = learned()
-    for both, one, other in zip(whole, of_ppo, gradient(2.0 * apart), strict=True):
+    _, without_teacher = learned()
+    for both, one, other in zip(whole, without_teacher, gradient(2.0 * apart), strict=True):
         torch.testing.assert_close(both, one + other, rtol=1e-3, atol=1e-4)
 
 
-def test_what_is_imitated_is_not_rounded() -> None:
+def test_imitation_targets_stay_fp32() -> None:
     env = RandomEnv(6, {"policy": 2}, num_actions=2)
     it = learner(env, precision="bf16")
     collect(it, env)
@@ -84,13 +84,13 @@ def test_what_is_imitated_is_not_rounded() -> None:
     assert torch.isfinite(it.update()[IMITATION])
 
 
-def test_settings_without_an_effect_are_one_line() -> None:
+def test_teacher_settings_without_effect_are_rejected() -> None:
     for teacher, words in (({"weight": 0.0}, "weight=0"), ({"begin": 8}, "end=0")):
         with pytest.raises(ConfigError, match=words):
             learner(RandomEnv(2), teacher=teacher)
 
 
-def test_the_weight_falls_by_control_steps() -> None:
+def test_teacher_weight_falls_with_control_steps() -> None:
     env = RandomEnv(4, {"policy": 2}, num_actions=2)
     it, seen = learner(env, teacher={"begin": 8, "end": 24}), []
     obs = env.reset()
@@ -101,7 +101,7 @@ def test_the_weight_falls_by_control_steps() -> None:
     assert seen == [2.0, 2.0, 1.0, 0.0, 0.0]
 
 
-def test_a_policy_without_rewards_becomes_its_teacher() -> None:
+def test_policy_without_rewards_matches_its_teacher() -> None:
     env = RandomEnv(16, {"policy": 2}, num_actions=2)
     it, obs, losses = learner(env, learning_rate=3e-3, schedule="constant", reward_scale=1e-9), env.reset(), []
     for _ in range(40):
@@ -118,7 +118,7 @@ def run(folder: Path, name: str = "Cartpole", **changes: Any) -> Trainer:
     return make_trainer(prepare(name, **merged(settings, {"ppo": SMALL_PPO}, changes)))
 
 
-def test_a_teacher_of_another_robot_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_teacher_of_another_robot_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "teacher", "Go1Velocity", num_envs=2, max_iterations=1).train()
     teacher = {"run": str(the_run(tmp_path / "teacher")), "weight": 1.0}
     run(tmp_path / "a", "Go2Velocity", num_envs=2, ppo={"teacher": teacher})

@@ -1,4 +1,4 @@
-"""V-trace against rlax's vectors and the sums of the paper."""
+"""V-trace against rlax's test vectors and the sums of the paper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def columns(rows: list[list[float]]) -> Tensor:
         (5.0, [[-1.615514, -17.486612, 1.867053, 162.052681], [7.331217, 3.611640, -8.3369e-5, -25.841680]]),
     ],
 )
-def test_vectors_of_rlax(advantage_clip: float, advantages: list[list[float]]) -> None:
+def test_vtrace_equals_rlax_vectors(advantage_clip: float, advantages: list[list[float]]) -> None:
     mu = [[[8.9, 0.7], [5, 1], [0.6, 0.1], [-0.9, -0.1]], [[0.3, -5], [1, -8], [0.3, 1.7], [4.7, 3.3]]]
     pi = [[[0.4, 0.5], [9.2, 8.8], [0.7, 4.4], [7.9, 1.4]], [[1, 0.9], [1, -1], [-4.3, 8.7], [0.8, 0.3]]]
     taken = torch.tensor([[0, 1, 0, 0], [1, 0, 0, 1]])
@@ -58,8 +58,8 @@ def oracle(ratio, reward, value, after, terminated, done, valid, gamma, lam, cli
 
     advantages, targets = [], []
     for t in range(steps):
-        goes_on = not done[t] and t + 1 < steps
-        ahead = after[t] + (error(t + 1) if goes_on else 0.0)  # the target of the next state of the same episode
+        continues = not done[t] and t + 1 < steps
+        ahead = after[t] + (error(t + 1) if continues else 0.0)  # target of the next state in the same episode
         advantage = min(advantage_clip, ratio[t]) * (reward[t] + gamma * (0.0 if terminated[t] else ahead) - value[t])
         advantages.append(advantage if valid[t] else 0.0)
         targets.append(value[t] + error(t))
@@ -68,15 +68,15 @@ def oracle(ratio, reward, value, after, terminated, done, valid, gamma, lam, cli
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("lam", "clip", "advantage_clip"), [(1.0, 1.0, 1.0), (0.9, 3.7, 2.2), (0.0, 1.0, 0.5)])
-def test_sums_of_the_paper_with_episodes_that_end(seed: int, lam: float, clip: float, advantage_clip: float) -> None:
+def test_vtrace_equals_sums_of_the_paper(seed: int, lam: float, clip: float, advantage_clip: float) -> None:
     random = np.random.default_rng(seed)
     steps, envs, gamma = 12, 6, 0.93
     log_ratio, reward, value, after = random.normal(size=(4, steps, envs))
     terminated, truncated, diverged = random.random((3, steps, envs)) < 0.15
     terminated &= ~diverged
     done = terminated | truncated | diverged
-    goes_on = ~done[:-1]
-    after[:-1][goes_on] = value[1:][goes_on]
+    continues = ~done[:-1]
+    after[:-1][continues] = value[1:][continues]
     tensors = (torch.from_numpy(x) for x in (log_ratio, reward, value, after, terminated, done, ~diverged))
     advantage, target = vtrace(*tensors, gamma, lam=lam, clip=clip, advantage_clip=advantage_clip)
     for env in range(envs):

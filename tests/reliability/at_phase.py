@@ -1,7 +1,6 @@
-"""`train.py` that gets a signal at one point of its work: `at_phase.py PHASE SIGNAL SETTING=VALUE...`.
+"""`train.py` with a signal in one phase: `at_phase.py PHASE SIGNAL SETTING=VALUE...`.
 
-The process sends itself the signal as the operating system would. The marker file `sent` in the current folder says
-that it did, and in which iteration.
+The process sends the signal to itself. The marker file `sent` in the current folder then holds the iteration.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 FROM_ITERATION = 5
-"""Iterations done when the signal comes, for the phases of an iteration: between two checkpoints."""
+"""Completed iterations before a signal in a phase of an iteration: between two checkpoints."""
 PHASES = (
     "before the run folder",
     "before the first iteration",
@@ -29,7 +28,7 @@ PHASES = (
 
 
 def main() -> None:
-    """Wrap the function that the phase is, and be train.py."""
+    """Wrap the function of the phase, then run train.py."""
     import torch
 
     from gpusim_rl.env import VecEnv

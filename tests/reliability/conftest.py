@@ -1,4 +1,4 @@
-"""Fixtures of the tests that inject faults."""
+"""Fixtures of the fault-injection tests."""
 
 from reliability.processes import second_slot, slot
 

@@ -1,6 +1,6 @@
-"""Trainings as processes that a test can kill, signal and starve, hundreds of them.
+"""Training processes that tests can kill, signal and starve.
 
-Each is a fork of a Python that has imported everything: it starts in half a second of CPU time.
+Each is forked from a Python process with all imports done, and starts in half a second of CPU time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpusim_rl.run.time_share import SAVE_ALL
 from helpers.commands import ROOT, Finished
 
 TRAIN = ROOT / "train.py"
-# A training of 20 ms per iteration; an evaluation is one episode.
+# 20 ms per iteration; one episode per evaluation.
 SMALL = (
     *("num_envs=16", "ppo.horizon=4", "ppo.epochs=1", "ppo.minibatch_size=64", "ppo.network.hidden=[16,16]"),
     *("task.episode_length=60", "device=cpu", "wandb_activate=false"),
@@ -34,36 +34,36 @@ SMALL = (
 MODULES = ("mujoco", "gpusim_rl.api", "gpusim_rl.settings.compose", "gpusim_rl.run.trainer", "gpusim_rl.tasks.cartpole")
 TIMEOUT_S = 60
 HANGS = -signal.SIGALRM
-"""Exit status of a command that took longer."""
+"""Exit status of a command that exceeds TIMEOUT_S."""
 
 
 class Slot:
-    """A Python that runs one command at a time.
+    """Python server that runs one command at a time.
 
     Args:
-        prefix: What starts it, `["unshare", "-m"]` for instance.
+        prefix: Command prefix, such as `unshare -m`.
     """
 
     def __init__(self, *prefix: str) -> None:
         script = ROOT / "tests" / "helpers" / "warm_python.py"
         command = [*prefix, sys.executable, str(script), *MODULES]
-        # One thread each: 100 trainings share the machine with the tests.
+        # One thread each, because 100 trainings share the machine with the tests.
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
         self._running: Running | None = None
 
     def start(self, *words: str | Path, cwd: Path) -> Running:
-        """Start a script of Python; what a failed test has left behind is killed."""
+        """Start a Python script after killing leftovers of a failed test."""
         self._kill()
         self._running = Running(self, [str(word) for word in words], cwd)
         return self._running
 
     def run(self, *words: str | Path, cwd: Path) -> Finished:
-        """Run a script of Python to its end; a hang ends as `HANGS`."""
+        """Run a Python script to its end; a hang returns `HANGS`."""
         return self.start(*words, cwd=cwd).ended()
 
     def close(self) -> None:
-        """End the Python, and what it runs."""
+        """End the server and its command."""
         self._kill()
         assert self.server.stdin is not None and self.server.stdout is not None
         self.server.stdin.close()
@@ -77,16 +77,16 @@ class Slot:
 
 
 class Running:
-    """A command under way."""
+    """Running command."""
 
     def __init__(self, slot: Slot, words: list[str], cwd: Path) -> None:
         server = slot.server
         assert server.stdin is not None and server.stdout is not None
         self._replies: IO[str] = server.stdout
-        self._files = [tempfile.NamedTemporaryFile("r") for _ in range(2)]  # noqa: SIM115 - until it has ended
+        self._files = [tempfile.NamedTemporaryFile("r") for _ in range(2)]  # noqa: SIM115 - closed in `ended`
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB", "HYDRA"))}
         kept |= {"NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        kept[SAVE_ALL] = "1"  # a checkpoint every 3 iterations of 20 ms takes more than 5 % of the time
+        kept[SAVE_ALL] = "1"  # saving every 3 iterations of 20 ms exceeds the 5 % limit
         request = {"argv": words, "cwd": str(cwd), "env": kept, "timeout_s": TIMEOUT_S, "announce": True}
         request |= {"stdout": self._files[0].name, "stderr": self._files[1].name}
         server.stdin.write(json.dumps(request) + "\n")
@@ -96,21 +96,21 @@ class Running:
 
     @property
     def out(self) -> str:
-        """What it has printed so far."""
+        """Output to stdout so far."""
         return Path(self._files[0].name).read_text()
 
     @property
     def err(self) -> str:
-        """What it has complained about so far."""
+        """Output to stderr so far."""
         return Path(self._files[1].name).read_text()
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether the command still runs."""
         return self._finished is None and psutil.pid_exists(self.pid)
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        """Wait until it has done something."""
+        """Wait until the condition holds."""
         end = time.monotonic() + TIMEOUT_S
         while not condition():
             assert self.alive, f"ended early:\n{self.out[-2000:]}\n{self.err[-2000:]}"
@@ -118,15 +118,15 @@ class Running:
             time.sleep(0.005)
 
     def send(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal unless the command has ended."""
         if self.alive:
             os.kill(self.pid, number)
 
     def ended(self) -> Finished:
-        """Wait for its end; how it ended."""
+        """Wait for the end; return exit status and output."""
         if self._finished is None:
             reply = self._replies.readline()
-            assert reply, "the Python that starts commands has ended"
+            assert reply, "server has ended"
             self._finished = Finished(stdout=self.out, stderr=self.err, **json.loads(reply))
             for file in self._files:
                 file.close()
@@ -135,7 +135,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def slot() -> Iterator[Slot]:
-    """A Python that runs commands."""
+    """Start a server for commands."""
     one = Slot()
     yield one
     one.close()
@@ -143,14 +143,14 @@ def slot() -> Iterator[Slot]:
 
 @pytest.fixture(scope="module")
 def second_slot() -> Iterator[Slot]:
-    """Another one, for a second process at the same time."""
+    """Start a second server for concurrent commands."""
     one = Slot()
     yield one
     one.close()
 
 
 def the_error(done: Finished, *, progress: str = "warning: ") -> str:
-    """The one line with which a command has refused; notices may be before it, and lines that begin with `progress`."""
+    """Return the final error line of a command; only warnings and lines starting with `progress` may precede it."""
     assert done.returncode == 2, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     *before, last = done.stderr.splitlines()
     assert last.startswith("error: "), done.stderr
@@ -159,26 +159,26 @@ def the_error(done: Finished, *, progress: str = "warning: ") -> str:
 
 
 def saved_iteration(run: Path) -> int:
-    """Iteration of last.pt."""
+    """Return the iteration of last.pt."""
     from gpusim_rl.files.checkpoint_file import load
 
     return int(load(run / "checkpoints" / "last.pt")["iteration"])
 
 
 def rows(run: Path) -> list[int]:
-    """Iterations of the complete rows of metrics.csv."""
+    """Return the iterations of the complete rows of metrics.csv."""
     file = run / "metrics.csv"
     lines = file.read_bytes().split(b"\n")[1:-1] if file.exists() else []
     return [int(line.partition(b",")[0]) for line in lines]
 
 
 def temporary_files(run: Path) -> list[str]:
-    """What a write leaves that was cut short."""
+    """Return temporary files of interrupted writes."""
     return sorted(path.name for path in run.rglob(".*") if re.fullmatch(r"\..+\.tmp", path.name))
 
 
 def process_of_rank(rank: int, processes: Iterable[psutil.Process]) -> psutil.Process:
-    """The training of that number, among the processes that torchrun has started."""
+    """Return the training process of a rank among the processes of torchrun."""
     for process in processes:
         with suppress(psutil.Error):
             if process.environ().get("RANK") == str(rank) and str(TRAIN) in process.cmdline()[:3]:

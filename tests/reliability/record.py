@@ -1,6 +1,6 @@
 """Rows of docs/reliability.md: every test of this folder ends with one.
 
-python tests/reliability/record.py    write the table again, after rows were added by hand
+python tests/reliability/record.py    rewrite the table after manual changes to rows
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ DATA = ROOT / "benchmarks" / "reliability" / "reliability.json"
 DOCUMENT = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->"
 VARIABLE = "GPUSIM_RL_RELIABILITY"
-HERE = Path.cwd()  # a test may move to another folder
+HERE = Path.cwd()  # tests may change the working directory
 
 
 def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
-    """Put a row into the file that GPUSIM_RL_RELIABILITY names, in place of the one with the same fault.
+    """Write a row to the file named by GPUSIM_RL_RELIABILITY, replacing the row with the same fault.
 
-    Without the variable nothing is written. The document follows the file that it is made of.
+    No-op without the variable. The document is updated together with its data file.
 
     Args:
-        fault: What was done to the training; the key of the row.
-        how: How it was injected.
-        n: How often.
-        outcome: What happened.
-        lost: What was lost.
+        fault: Injected fault; the key of the row.
+        how: Method of injection.
+        n: Number of injections.
+        outcome: Observed outcome.
+        lost: Lost work or data.
     """
     name = os.environ.get(VARIABLE)
     if not name:
@@ -43,7 +43,7 @@ def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
     git, _ = git_state(DATA, DOCUMENT)
     row = {"fault": fault, "how": how, "n": n, "outcome": outcome, "lost": lost}
     row |= {"git": git, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    with _alone(file):  # the tests may run in several processes
+    with _alone(file):  # tests may run in several processes
         data = json.loads(file.read_text()) if file.exists() else {"rows": []}
         others = [other for other in data["rows"] if other["fault"] != fault]
         environment = {key: value for key, value in describe_environment().items() if key != "command"}

@@ -1,4 +1,4 @@
-"""Bits that flip, files that end too early, and files that are gone: of each file in a run folder."""
+"""Flipped bits, truncated files and missing files in run folders."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from helpers.training import differences, read_csv, the_run
 from reliability.processes import SMALL, TRAIN, Slot, the_error
 from reliability.record import record
 
-LAST = 10  # iterations of the run that is damaged
-# Number of damages of each file, and allowed outcomes. Checkpoints and settings have a digest.
+LAST = 10  # iterations of the damaged run
+# Number of damages per file, and allowed outcomes. Checkpoints and settings have a digest.
 PLAN: dict[str, tuple[int, set[str]]] = {
-    "config.yaml": (30, {"said"}),
-    "overrides.yaml": (20, {"said"}),
-    "metrics.csv": (40, {"said", "silent"}),
-    "env.json": (20, {"said", "silent"}),
+    "config.yaml": (30, {"warned"}),
+    "overrides.yaml": (20, {"warned"}),
+    "metrics.csv": (40, {"warned", "silent"}),
+    "env.json": (20, {"warned", "silent"}),
     "train.log": (6, {"silent"}),
     "evaluation.json": (6, {"silent"}),
-    "checkpoints/last.pt": (40, {"refused"}),
-    "checkpoints/best.pt": (20, {"refused"}),
-    "checkpoints/000009.pt": (20, {"refused"}),
+    "checkpoints/last.pt": (40, {"rejected"}),
+    "checkpoints/best.pt": (20, {"rejected"}),
+    "checkpoints/000009.pt": (20, {"rejected"}),
 }
 STATE = ("policy", "algorithm", "env", "torch_rng", "iteration", "env_steps", "best_return", "seed")
 
 
 class Folder:
-    """A run folder, and what comes of it if nothing is damaged."""
+    """Intact run folder and its expected results."""
 
     def __init__(self, slot: Slot, root: Path) -> None:
         self.slot, self.root = slot, root
@@ -51,14 +51,14 @@ class Folder:
             assert done.returncode == 0 and done.stderr == "" and found and csv, (name, done.stderr)
 
     def copy(self) -> Path:
-        """A fresh copy at the place where there is always one: its name is in some results."""
+        """Make a fresh copy at a fixed path, because its name is part of some results."""
         run = self.root / "run"
         shutil.rmtree(run, ignore_errors=True)
         shutil.rmtree(self.root / "runs", ignore_errors=True)
         return shutil.copytree(self.intact, run)
 
     def result(self, name: str, run: Path) -> tuple[Finished, dict[str, Any], list[dict[str, str]]]:
-        """Use the folder in the way that reads the file: what was printed, and what came of it."""
+        """Run the command that reads file `name`; return its output, resulting state and rows."""
         if name in ("checkpoints/best.pt", "checkpoints/000009.pt"):
             (run / "evaluation.json").unlink(missing_ok=True)
             done = self.slot.run(TRAIN, f"checkpoint={run / name}", "test=true", cwd=self.root)
@@ -82,7 +82,7 @@ def cut(content: bytes, chance: random.Random) -> bytes:
 
 
 def outcome(folder: Folder, name: str, damage: Callable[[bytes], bytes] | None) -> str:
-    """What came of a damage: refused, said or silent; stops at other weights, tracebacks and hangs."""
+    """Damage a file and return the outcome: rejected, warned or silent; fail on wrong weights, tracebacks and hangs."""
     run = folder.copy()
     if damage is None:
         (run / name).unlink()
@@ -94,18 +94,18 @@ def outcome(folder: Folder, name: str, damage: Callable[[bytes], bytes] | None) 
         assert name.rpartition("/")[2] in line, line
         if damage is not None and name.startswith("checkpoints/"):
             (good,) = re.findall(r"try checkpoint=(\S+) \(tools", line)
-            named = folder.root / good  # relative to where the command ran
-            assert named.read_bytes() == (folder.intact / named.relative_to(run)).read_bytes(), "not good"
-        return "refused"
+            named = folder.root / good  # relative to the working directory
+            assert named.read_bytes() == (folder.intact / named.relative_to(run)).read_bytes(), "damaged"
+        return "rejected"
     _, expected, expected_csv = folder.expected[name]
-    assert not differences(found, expected), "other weights"
+    assert not differences(found, expected), "wrong weights"
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines()), done.stderr
     if csv != expected_csv:
         assert name == "metrics.csv", done.stderr
         iterations = [int(row["iteration"]) for row in csv]
         assert iterations == sorted(set(iterations)) and iterations[-2:] == [LAST + 1, LAST + 2]
         assert "metrics.csv" in done.stderr or iterations == [int(row["iteration"]) for row in expected_csv]
-    return "said" if done.stderr else "silent"
+    return "warned" if done.stderr else "silent"
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def folder(slot: Slot, tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 def summary(counts: Counter[tuple[str, str]]) -> str:
     """Count the outcomes; name the files whose damage nobody noticed."""
-    words = {"refused": "refused", "said": "repaired", "silent": "unnoticed"}
+    words = {"rejected": "rejected", "warned": "repaired", "silent": "unnoticed"}
     parts = []
     for what, text in words.items():
         files = {name: count for (name, kind), count in counts.items() if kind == what}
@@ -128,7 +128,9 @@ def summary(counts: Counter[tuple[str, str]]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("damage", [flip, cut])
-def test_no_damaged_file_is_believed(folder: Folder, damage: Callable[[bytes, random.Random], bytes]) -> None:
+def test_damaged_file_never_changes_resumed_run(
+    folder: Folder, damage: Callable[[bytes, random.Random], bytes]
+) -> None:
     chance = random.Random(damage.__name__)
     counts = Counter[tuple[str, str]]()
     wrong: list[str] = []
@@ -163,12 +165,12 @@ def test_no_damaged_file_is_believed(folder: Folder, damage: Callable[[bytes, ra
 
 
 @pytest.mark.slow
-def test_a_file_that_is_gone_is_told_of(folder: Folder) -> None:
+def test_missing_file_is_reported(folder: Folder) -> None:
     found = {name: outcome(folder, name, None) for name in PLAN}
     needed = {name for name in PLAN if name.startswith("checkpoints/")}
-    assert {name for name, what in found.items() if what == "refused"} == needed, found
-    told = {"config.yaml", "metrics.csv", "env.json", "overrides.yaml"}
-    assert {name for name, what in found.items() if what == "said"} == told, found
+    assert {name for name, what in found.items() if what == "rejected"} == needed, found
+    warned = {"config.yaml", "metrics.csv", "env.json", "overrides.yaml"}
+    assert {name for name, what in found.items() if what == "warned"} == warned, found
     record(
         "Damaged file: deleted",
         "each file is deleted in turn, then the run is resumed or evaluated",

@@ -1,4 +1,4 @@
-"""kill -9, again and again, of one run."""
+"""Repeated kill -9 of one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY = 3  # log.checkpoint_interval of SMALL
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_a_hundred_times_is_the_run_that_was_not(tmp_path: Path, slot: Slot) -> None:
+def test_run_killed_a_hundred_times_equals_uninterrupted_run(tmp_path: Path, slot: Slot) -> None:
     chance = random.Random(0)
     training = slot.start(TRAIN, *SMALL, "max_iterations=1000000", cwd=tmp_path)
     training.wait_for(lambda: list(tmp_path.glob("runs/Cartpole/*-*/checkpoints/last.pt")))
@@ -31,12 +31,12 @@ def test_a_run_that_is_killed_a_hundred_times_is_the_run_that_was_not(tmp_path: 
         if number:
             before, left = saved_iteration(run), temporary_files(run)
             training = slot.start(TRAIN, f"checkpoint={run}", "max_iterations=1000000", cwd=tmp_path)
-            if number % 2:  # while it trains
+            if number % 2:  # during training
                 training.wait_for(lambda before=before: saved_iteration(run) > before)
-                assert not {*left} & {*temporary_files(run)}, f"of the kill before {number}"
+                assert not {*left} & {*temporary_files(run)}, f"left by kill {number - 1}"
                 cleared += len(left)
                 time.sleep(chance.uniform(0.0, 0.25))
-            else:  # at any moment, also while it starts and repairs
+            else:  # at any time, including start and repair
                 time.sleep(chance.uniform(0.0, 1.5))
         training.send(signal.SIGKILL)
         done = training.ended()
@@ -45,13 +45,13 @@ def test_a_run_that_is_killed_a_hundred_times_is_the_run_that_was_not(tmp_path: 
             assert f"resumed  at iteration {before}\n" in done.stdout
             resumed += 1
         for file in (run / "checkpoints").glob("*.pt"):
-            load(file)  # half a file would be a ConfigError
+            load(file)  # a partial file raises ConfigError
         saved = saved_iteration(run)
         assert rows(run) == list(range(1, len(rows(run)) + 1)), f"kill {number}"
         lost.append(len(rows(run)) - saved)
         assert 0 <= lost[-1] <= EVERY, f"kill {number}"
 
-    assert resumed >= KILLS / 2 and cleared, "the kills were too early to tell"
+    assert resumed >= KILLS / 2 and cleared, "kills came too early"
     last = saved + 2
     end = slot.run(TRAIN, f"checkpoint={run}", f"max_iterations={last}", cwd=tmp_path)
     assert end.returncode == 0 and end.stderr == "", end.stderr
@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_a_hundred_times_is_the_run_that_was_not(tmp_path: 
 
 
 def state(run: Path) -> dict[str, object]:
-    """What the rest of a run depends on; without what tells of the folder and the clock."""
+    """Return the state that determines the rest of a run, without paths and times."""
     saved = load(run / "checkpoints" / "last.pt")
     kept = ("policy", "algorithm", "env", "torch_rng", "iteration", "env_steps", "best_return")
     return merged({}, {key: saved[key] for key in kept})

@@ -1,4 +1,4 @@
-"""Actors that are killed or hang while their learner trains."""
+"""Actors that are killed or hang during training."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ WORDS += ("actors=process", "num_actors=2", "actors.timeout_s=3", "log.console=p
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("number", "count"), [(signal.SIGSTOP, 3), (signal.SIGKILL, 10)], ids=["hangs", "killed"])
-def test_an_actor_that_is_lost_comes_back(
-    training: Callable[..., Training], number: signal.Signals, count: int
-) -> None:
+def test_lost_actor_is_restarted(training: Callable[..., Training], number: signal.Signals, count: int) -> None:
     it, hangs, times = training(*WORDS), number == signal.SIGSTOP, []
     for lost in range(1, count + 1):
         it.wait_for(lambda: it.number("actors/alive") == 2 and len(it.actors()) == 2)
@@ -32,12 +30,12 @@ def test_an_actor_that_is_lost_comes_back(
         it.actors()[0].send_signal(number)
         times.append(it.wait_for(lambda lost=lost: it.number("actors/restarts") == lost))
     it.wait_for(lambda: it.number("actors/alive") == 2)
-    rollouts, said = it.number("actors/lost_rollouts"), it.end()
+    rollouts, output = it.number("actors/lost_rollouts"), it.end()
     assert saved_iteration(the_run(it.folder / "runs")) == it.number("iteration")
-    assert said.count("was silent for" if hangs else "died; restarting it") == count and rollouts <= count
+    assert output.count("was silent for" if hangs else "died; restarting it") == count and rollouts <= count
     record(
         "Hung actor" if hangs else "Killed actor",
-        f"{number.name} to one of two actors, again and again" + ", `actors.timeout_s=3`" * hangs,
+        f"{number.name} to one of two actors, repeatedly" + ", `actors.timeout_s=3`" * hangs,
         count,
         f"restarted within {max(times):.1f} s; training continues",
         f"{rollouts:.0f} rollouts",

@@ -1,4 +1,4 @@
-"""Trainings of two processes, of which one hangs, loses its machine, or the link to the other."""
+"""Trainings of two processes with a hang, a lost machine, or a lost network link."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ STATIC = "`--node-rank` and `--max-restarts=0`"
 
 
 def variables() -> dict[str, str]:
-    """Of all processes of a training."""
+    """Return environment variables of training processes."""
     one_core = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE, "NO_COLOR": "1", "WANDB_MODE": "offline"}
     return {**os.environ, "PYTHONPATH": str(ROOT), **one_core}
 
 
 def iterations(folder: Path) -> int:
-    """How many are in the only run's metrics.csv."""
+    """Count the rows of the only run's metrics.csv."""
     return sum(len(file.read_text().splitlines()) - 1 for file in folder.glob("runs/Cartpole/2*/metrics.csv"))
 
 
 def until(holds: Callable[[], bool], within_s: float) -> float:
-    """Time until it holds [s]; it must hold in time."""
+    """Return the time until the condition holds [s]; fail after `within_s`."""
     began = time.monotonic()
     while not holds():
         assert time.monotonic() - began < within_s, f"not after {within_s} s"
@@ -61,11 +61,11 @@ def trains(folder: Path) -> None:
 
 
 def lines(*logs: Path) -> list[str]:
-    """What has told of a lost process."""
+    """Return the error lines about lost processes."""
     return re.findall(r"^error: .*lost_after_s.*$", "\n".join(log.read_text() for log in logs), re.MULTILINE)
 
 
-def test_a_hung_process_is_named_and_torchrun_starts_the_run_again(tmp_path: Path) -> None:
+def test_hung_process_is_named_and_torchrun_restarts_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     words = [*command, str(ROOT / "train.py"), *TRAINING, "max_iterations=400"]
     log = tmp_path / "log"
@@ -84,7 +84,7 @@ def test_a_hung_process_is_named_and_torchrun_starts_the_run_again(tmp_path: Pat
                 child.kill()
             run.kill()
     [line] = lines(log)
-    assert re.match(rf"error: process 1 of 2 \(pid {hung.pid} on \S+\) did not run for 45 s", line)
+    assert re.match(rf"error: process 1 of 2 \(pid {hung.pid} on \S+\) .* 45 s", line)
     [folder] = (tmp_path / "runs" / "Cartpole").glob("2*")
     assert [int(float(row["iteration"])) for row in read_csv(folder)] == list(range(1, 401))
     record(
@@ -98,7 +98,7 @@ def test_a_hung_process_is_named_and_torchrun_starts_the_run_again(tmp_path: Pat
 
 @pytest.fixture
 def hosts() -> Iterator[TwoHosts]:
-    """Two hosts with a switch between them."""
+    """Set up two hosts connected by a switch."""
     with ExitStack() as stack:
         try:
             made = stack.enter_context(TwoHosts())
@@ -108,7 +108,7 @@ def hosts() -> Iterator[TwoHosts]:
 
 
 class Job:
-    """A training of one process on each host."""
+    """Training with one process per host."""
 
     def __init__(self, hosts: TwoHosts, folder: Path) -> None:
         self.logs = [folder / f"log{number}" for number in range(2)]
@@ -122,13 +122,13 @@ class Job:
         trains(folder)
 
     def end_s(self, *numbers: int) -> float:
-        """Time until torchrun has ended with an error on these hosts [s]."""
+        """Return the time until torchrun has failed on these hosts [s]."""
         time_s = until(lambda: all(self.torchruns[number].poll() is not None for number in numbers), ENDS_WITHIN_S)
         assert all(self.torchruns[number].returncode == 1 for number in numbers)
         return time_s
 
 
-def test_a_link_that_is_cut_for_10_s_ends_nothing(tmp_path: Path, hosts: TwoHosts) -> None:
+def test_network_cut_of_10_s_ends_nothing(tmp_path: Path, hosts: TwoHosts) -> None:
     job = Job(hosts, tmp_path)
     hosts.cut()
     time.sleep(1)
@@ -147,14 +147,12 @@ def test_a_link_that_is_cut_for_10_s_ends_nothing(tmp_path: Path, hosts: TwoHost
     )
 
 
-def test_a_link_that_is_cut_for_ever_ends_both(tmp_path: Path, hosts: TwoHosts) -> None:
+def test_permanent_network_cut_ends_both_processes(tmp_path: Path, hosts: TwoHosts) -> None:
     job = Job(hosts, tmp_path)
     hosts.cut()
     time_s = job.end_s(0, 1)
-    assert [line.partition(" for ")[0] for line in lines(*job.logs)] == [
-        f"error: no sign of life of process 1 (pid {_pid(job.logs[0])} on host1)",
-        f"error: no answer from {ADDRESSES[0]}, the machine of process 0,",
-    ]
+    first, second = lines(*job.logs)
+    assert f"process 1 (pid {_pid(job.logs[0])} on host1)" in first and ADDRESSES[0] in second
     record(
         "Two machines: link cut",
         f"two network namespaces, a switch that forwards nothing; torchrun with {STATIC}, `lost_after_s=45`;"
@@ -171,14 +169,12 @@ def _pid(log: Path) -> int:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_machine_that_loses_power_ends_the_other(tmp_path: Path, hosts: TwoHosts, lost: int) -> None:
+def test_power_loss_of_one_machine_ends_the_other(tmp_path: Path, hosts: TwoHosts, lost: int) -> None:
     job = Job(hosts, tmp_path)
     hosts.lose_power(lost)
     time_s = job.end_s(1 - lost)
     [line] = lines(job.logs[1 - lost])
-    assert line.startswith(
-        f"error: no answer from {ADDRESSES[0]}, the machine of process 0," if lost == 0 else "error: no sign of life of"
-    )
+    assert line.startswith(f"error: no answer from {ADDRESSES[0]}" if lost == 0 else "error: no sign of life")
     which = "first" if lost == 0 else "second"
     record(
         f"Two machines: {which} loses power",
@@ -190,7 +186,7 @@ def test_a_machine_that_loses_power_ends_the_other(tmp_path: Path, hosts: TwoHos
     )
 
 
-def test_a_hung_process_on_another_machine_ends_both(tmp_path: Path, hosts: TwoHosts) -> None:
+def test_hung_process_on_other_machine_ends_both(tmp_path: Path, hosts: TwoHosts) -> None:
     job = Job(hosts, tmp_path)
     process_of_rank(0, map(psutil.Process, hosts.processes(0))).send_signal(signal.SIGSTOP)
     time_s = job.end_s(0, 1)

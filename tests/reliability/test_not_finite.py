@@ -1,4 +1,4 @@
-"""NaN and infinity wherever a number is made, in trainings in this process."""
+"""Injected NaN and infinity in trainings in this process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from helpers.training import make_trainer, read_csv, the_run
 from reliability.record import record
 
 VALUES = (float("nan"), float("inf"), float("-inf"))
-TIMES = 3  # each value, at another moment and env
-ITERATIONS, HORIZON, ENVS, MINIBATCHES = 6, 8, 8, 4  # as of make_trainer
+TIMES = 3  # per value, at different steps and envs
+ITERATIONS, HORIZON, ENVS, MINIBATCHES = 6, 8, 8, 4  # as in make_trainer
 
 
 class At:
-    """True at one call, the `number`-th from 1."""
+    """Predicate that is true only at call `number`, counted from 1."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -34,7 +34,7 @@ class At:
 
 
 def wrap(owner: Any, name: str, after: Callable[..., Any]) -> None:
-    """Let `after(result, *arguments)` take the place of what a method returns."""
+    """Replace a method's result by `after(result, *arguments)`."""
     method = getattr(owner, name)
     setattr(owner, name, lambda *arguments: after(method(*arguments), *arguments))
 
@@ -66,7 +66,7 @@ def into_observation(trainer: Trainer, now: At, env: int, value: float) -> None:
     apply = task.apply_action
     bad = False
 
-    def before(action: torch.Tensor) -> None:  # a step observes again where episodes end
+    def before(action: torch.Tensor) -> None:  # a step observes again at episode ends
         nonlocal bad
         bad = now()
         apply(action)
@@ -99,7 +99,7 @@ def into_gradient(trainer: Trainer, now: At, env: int, value: float) -> None:
 
 
 def poisoned(tensor: torch.Tensor, row: int, value: float) -> torch.Tensor:
-    """A copy with the value in a row."""
+    """Return a copy with the value in one row."""
     found = tensor.clone()
     found[row] = value
     return found
@@ -112,13 +112,13 @@ COUNTED = {
     "loss": (into_loss, "policy/skipped_minibatches", "with a NaN or infinite gradient"),
     "gradient": (into_gradient, "policy/skipped_minibatches", "with a NaN or infinite gradient"),
 }
-"""How a number goes bad, the column that counts it, and the cause that the warning names."""
+"""Injection, the column that counts it, and the cause named by the warning."""
 ENDING = {"observation": into_observation, "reward": into_reward}
 ENDS = "ends with one line; no checkpoint contains it, and the newest one resumes"
 
 
 def trials(chance: random.Random) -> list[tuple[float, int, int, int]]:
-    """Value, iteration of the fault from 2, call within it from 1, env."""
+    """Draw value, iteration (from 2), call within it, and env of each fault."""
     return [
         (value, chance.randrange(2, ITERATIONS), chance.randrange(HORIZON), chance.randrange(ENVS))
         for value, _ in itertools.product(VALUES, range(TIMES))
@@ -137,7 +137,7 @@ def assert_finite(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", COUNTED)
-def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
+def test_non_finite_value_is_counted_and_masked(tmp_path: Path, where: str) -> None:
     inject, column, cause = COUNTED[where]
     chance = random.Random(where)
     learning = column == "policy/skipped_minibatches"
@@ -149,11 +149,11 @@ def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
         trainer.train()
         run = the_run(tmp_path / str(number))
         assert_finite(run)
-        told = cause if learning else f"envs diverged, env {env} first because of {cause}"
-        assert (run / "train.log").read_text().count(told) == 1
+        warning = cause if learning else f"envs diverged, env {env} first because of {cause}"
+        assert (run / "train.log").read_text().count(warning) == 1
         rows = read_csv(run)
         counts = [float(row[column]) for row in rows]
-        if learning:  # since the training began
+        if learning:  # cumulative
             assert counts == [float(row >= iteration) for row in range(1, ITERATIONS + 1)], (value, counts)
         else:
             assert counts == [float(row == iteration) for row in range(1, ITERATIONS + 1)], (value, counts)
@@ -172,14 +172,14 @@ def test_it_is_counted_and_left_out(tmp_path: Path, where: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("interval", [1, 5])
 @pytest.mark.parametrize("where", ENDING)
-def test_it_ends_the_training_before_a_checkpoint(tmp_path: Path, where: str, interval: int) -> None:
+def test_non_finite_value_ends_training_before_checkpoint(tmp_path: Path, where: str, interval: int) -> None:
     found = trials(random.Random(where))
     for number, (value, iteration, call, env) in enumerate(found):
         folder, log = tmp_path / str(number), {"interval": interval, "checkpoint_interval": 1}
         trainer = trainer_in(folder, log=log)
         ENDING[where](trainer, At((iteration - 1) * HORIZON + call + 1), env, value)
         when = f"iteration {iteration}; " if interval == 1 else "iterations "
-        with pytest.raises(TaskError, match=rf"{where}.* is not finite in {when}") as error:
+        with pytest.raises(TaskError, match=rf"{where}.*finite in {when}") as error:
             trainer.train()
         assert "\n" not in str(error.value) and (interval > 1 or f"env {env}" in str(error.value))
         run = the_run(folder)

@@ -1,4 +1,4 @@
-"""Whatever a command line says, a training ends well or in one line."""
+"""Random command lines: a training succeeds or fails in one line."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SMALL = (
     *("ppo.horizon=2", "ppo.epochs=1", "ppo.network.hidden=[8]"),
 )
 MEMORY = 2_000_000_000
-"""Most memory of a training next to the libraries [bytes]: a huge number of envs must not take the machine's."""
+"""Memory limit of a training in addition to libraries [bytes], against a huge number of envs."""
 LARGEST_FILE = 100_000_000
 LONG_S = 15.0
-"""A training that was asked for much work gets a Ctrl-C then."""
+"""Time after which long trainings get a Ctrl-C [s]."""
 LONG = ("max_iterations", "compile")
-"""Valid values of these take minutes: training goes on for as long as it was asked to, and so does compiling."""
+"""Settings whose valid values make trainings take minutes."""
 GROUPS = ("task", "algo", "ppo", "sim", "log", "debug")
 NUMBERS = ("1e308", "-1e308", "1e39", "1e30", "1e23", "1e10", "99999999999", f"{2**31}", f"{2**63}", f"{10**23}")
 VALUES = {
@@ -68,22 +68,22 @@ def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + key, value
 
 
-def nasty(draw: random.Random, key: str, now: Any) -> str:
-    """A value for a setting. Most of those for a number are numbers: only they get past the check of its type."""
+def invalid_value(draw: random.Random, key: str, now: Any) -> str:
+    """Draw a value for a setting; numeric settings mostly get numbers, which pass the type check."""
     if key in LONG:
         return draw.choice(VALUES[draw.choice(["negative", "zero", "not finite", "empty", "unicode", "path", "list"])])
     if isinstance(now, (int, float)) and not isinstance(now, bool) and draw.random() < 0.85:
         whole = isinstance(now, int)
         number = 10 ** draw.uniform(0, 20) if whole else 10 ** draw.uniform(-50, 20)
-        of_its_type = str(int(number)) if whole else f"{number:.3g}"
-        return draw.choice([of_its_type, f"-{of_its_type}", "0", "1", str(2**63 - 1), str(2**31), draw.choice(NUMBERS)])
+        text = str(int(number)) if whole else f"{number:.3g}"
+        return draw.choice([text, f"-{text}", "0", "1", str(2**63 - 1), str(2**31), draw.choice(NUMBERS)])
     if isinstance(now, bool) and draw.random() < 0.6:
         return str(not now).lower()
     return draw.choice(VALUES[draw.choice(list(VALUES))])
 
 
 def command_lines(seed: int, n: int, tasks: tuple[str, ...] = TASKS) -> list[list[str]]:
-    """Small trainings, each with one to three nasty overrides."""
+    """Draw command lines of small trainings, each with one to three invalid overrides."""
     draw = random.Random(seed)
     settings = {task: sorted(leaves(compose([f"task={task}"])), key=lambda leaf: leaf[0]) for task in tasks}
     lines = []
@@ -93,7 +93,7 @@ def command_lines(seed: int, n: int, tasks: tuple[str, ...] = TASKS) -> list[lis
         for _ in range(draw.choice([1, 1, 2, 3])):
             key, now = draw.choice(settings[task]) if draw.random() < 0.95 else (draw.choice(GROUPS), "")
             text = draw.choice(SYNTAX) if draw.random() < 0.1 else "KEY=VALUE"
-            overrides.append(text.replace("VALUE", nasty(draw, key, now)).replace("KEY", key))
+            overrides.append(text.replace("VALUE", invalid_value(draw, key, now)).replace("KEY", key))
         recurrent = ["ppo.network.rnn=gru"] if draw.random() < 0.1 else []
         lines.append([f"task={task}", *SMALL, *recurrent, *overrides])
     return lines
@@ -110,13 +110,13 @@ def outcome_of(ended: Finished, interrupted: bool) -> str:
     if interrupted and ended.returncode == 130:
         return "trained until Ctrl-C"
     if ended.returncode == 2 and len(errors) == 1 and ended.stderr.endswith(f"{errors[0]}\n"):
-        return "refused in one line"
+        return "rejected in one line"
     return "other"
 
 
 def outcomes(lines: list[list[str]], folder: Path, slot: Slot) -> Counter[str]:
-    """Run command lines; say which of them ended badly."""
-    slot.run(TRAIN, "--help", cwd=folder)  # by now it has imported everything
+    """Run command lines; count outcomes and fail on bad ones."""
+    slot.run(TRAIN, "--help", cwd=folder)  # now everything is imported
     pages = int(Path(f"/proc/{slot.server.pid}/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY
     resource.prlimit(slot.server.pid, resource.RLIMIT_AS, (limit, limit))
@@ -135,7 +135,7 @@ def outcomes(lines: list[list[str]], folder: Path, slot: Slot) -> Counter[str]:
         ended = running.ended()
         outcome = outcome_of(ended, interrupted)
         found[outcome] += 1
-        if outcome not in ("trained", "trained until Ctrl-C", "refused in one line"):
+        if outcome not in ("trained", "trained until Ctrl-C", "rejected in one line"):
             typed = " ".join(text[:200] for text in line if text not in SMALL)
             bad.append(f"{outcome} ({ended.returncode}): {typed}\n{ended.stderr[-1500:]}")
     assert not bad, f"{len(bad)} of {len(lines)} ended badly:\n" + "\n".join(bad)
@@ -143,15 +143,15 @@ def outcomes(lines: list[list[str]], folder: Path, slot: Slot) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_nasty_overrides_end_well_or_in_one_line(tmp_path, slot):
+def test_invalid_overrides_train_or_fail_in_one_line(tmp_path, slot):
     found = outcomes(command_lines(seed=8, n=12, tasks=("Cartpole", "Ant")), tmp_path, slot)
-    assert found["refused in one line"] > found["trained"] > 0
+    assert found["rejected in one line"] > found["trained"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_random_overrides(tmp_path, slot):
+def test_random_overrides_train_or_fail_in_one_line(tmp_path, slot):
     n = 300
     found = outcomes(command_lines(seed=300, n=n), tmp_path, slot)
     words = ", ".join(f"{count} {outcome}" for outcome, count in found.most_common())
-    record("Random overrides", "1 to 3 settings get a nasty value or odd syntax, one seed", n, words, "nothing")
+    record("Random overrides", "1 to 3 settings get an invalid value or odd syntax, one seed", n, words, "nothing")

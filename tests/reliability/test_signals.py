@@ -1,4 +1,4 @@
-"""Every signal in every phase of a training."""
+"""Signals in every phase of a training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OTHERS = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGKILL)
 LAST = 10
 AT_ONCE = ("before the run folder", "before the first iteration", "evaluation", "closing")
-"""Phases in which there is nothing to save: a signal ends them at once."""
+"""Phases without unsaved work, which a signal ends at once."""
 
 
 def injected(phase: str, number: signal.Signals, folder: Path, slot: Slot, arguments: Sequence[str]) -> int:
-    """Send a signal in a phase; exit status. What is printed is one line at most."""
+    """Send a signal in a phase; return the exit status after checking that stderr has at most one line."""
     done = slot.run(SCRIPT, phase, str(int(number)), *arguments, cwd=folder)
     assert (folder / "sent").exists(), f"{phase} was never reached\n{done.stderr}"
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 1, done.stderr
@@ -34,7 +34,7 @@ def injected(phase: str, number: signal.Signals, folder: Path, slot: Slot, argum
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("numbers", [CAUGHT, OTHERS], ids=["caught", "others"])
-def test_a_signal_in_any_phase_costs_no_saved_iteration(
+def test_signal_in_any_phase_loses_no_saved_iteration(
     numbers: tuple[signal.Signals, ...], tmp_path: Path, slot: Slot
 ) -> None:
     lost: dict[str, int] = {}
@@ -57,7 +57,7 @@ def test_a_signal_in_any_phase_costs_no_saved_iteration(
             assert status == (-number if at_once else 128 + number), (number.name, phase, status)
             if not list(folder.glob("runs/*/*-*/checkpoints/last.pt")):
                 assert phase in AT_ONCE, (number.name, phase)
-                if list(folder.glob("runs/*/*-*")):  # of a run without a checkpoint
+                if list(folder.glob("runs/*/*-*")):  # run without a checkpoint
                     assert "no checkpoint in" in the_error(slot.run(TRAIN, "checkpoint=Cartpole", cwd=folder))
                 continue
             run = the_run(folder / "runs")

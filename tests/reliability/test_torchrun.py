@@ -1,4 +1,4 @@
-"""A process of torchrun that is killed before there is a checkpoint."""
+"""torchrun with a process that is killed before the first checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ITERATIONS = 60
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_process_that_is_killed_before_the_first_checkpoint_is_begun_again(tmp_path: Path) -> None:
+def test_process_killed_before_first_checkpoint_is_restarted(tmp_path: Path) -> None:
     count, chance, again = 4, random.Random(0), []
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     words = [*SMALL, "multi_gpu=true", f"max_iterations={ITERATIONS}", "log.checkpoint_interval=1000"]
@@ -40,12 +40,11 @@ def test_a_process_that_is_killed_before_the_first_checkpoint_is_begun_again(tmp
         assert not [*before[0].glob("checkpoints/*.pt")]
         process_of_rank(number % 2, psutil.Process(job.pid).children(recursive=True)).send_signal(signal.SIGKILL)
         killed = time.monotonic()
-        while job.poll() is None and (folder_of_new(folder, before) is None):
+        while job.poll() is None and (new_run(folder, before) is None):
             time.sleep(0.05)
         again.append(time.monotonic() - killed)
-        said = (job.wait(120), (folder / "log").read_text()[-2000:])
-        assert said[0] == 0, said[1]
-        run = folder_of_new(folder, before) or before[0]
+        assert job.wait(120) == 0, (folder / "log").read_text()[-2000:]
+        run = new_run(folder, before) or before[0]
         assert rows(run) == list(range(1, ITERATIONS + 1)) and saved_iteration(run) == ITERATIONS
     record(
         "`kill -9` of a torchrun process before a checkpoint",
@@ -61,6 +60,6 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(run for run in folder.glob("runs/Cartpole/2*") if not run.is_symlink())
 
 
-def folder_of_new(folder: Path, before: list[Path]) -> Path | None:
+def new_run(folder: Path, before: list[Path]) -> Path | None:
     new = [run for run in runs_in(folder) if run not in before and rows(run)]
     return new[-1] if new else None

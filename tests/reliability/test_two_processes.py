@@ -1,4 +1,4 @@
-"""Two processes on one run folder, and readers of the file that a training writes."""
+"""Two processes on one run folder, and concurrent reads of checkpoints."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def trains(process: Running) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_of_two_processes_on_a_run_folder_one_trains(tmp_path: Path, slot: Slot, second_slot: Slot) -> None:
+def test_only_one_of_two_processes_trains_in_run_folder(tmp_path: Path, slot: Slot, second_slot: Slot) -> None:
     chance = random.Random(0)
     assert slot.run(TRAIN, *SMALL, "max_iterations=3", cwd=tmp_path).returncode == 0
     run = the_run(tmp_path / "runs")
-    kinds = {"is being trained by process": 0, "was trained further by another process just now": 0}
+    kinds = {"is being trained by": 0, "just now": 0}
     reads = 0
     for number in range(PAIRS):
         before = saved_iteration(run)
@@ -37,7 +37,7 @@ def test_of_two_processes_on_a_run_folder_one_trains(tmp_path: Path, slot: Slot,
             time.sleep(chance.choice([0.0, 0.0, 0.02, 0.2, 0.5]))
         end = time.monotonic() + 60
         while all(process.alive for process in both) or not any(trains(process) for process in both):
-            load(run / "checkpoints" / "last.pt")  # half a file would be a ConfigError
+            load(run / "checkpoints" / "last.pt")  # a partial file raises ConfigError
             reads += 1
             time.sleep(0.01)
             assert time.monotonic() < end, f"pair {number}: both train, or none"
@@ -46,7 +46,7 @@ def test_of_two_processes_on_a_run_folder_one_trains(tmp_path: Path, slot: Slot,
         line = the_error(loser.ended())
         (kind,) = [kind for kind in kinds if kind in line]
         kinds[kind] += 1
-        assert f"process {winner.pid} on" in line or "just now" in line, line
+        assert f"process {winner.pid} on" in line or kind == "just now", line
         winner.wait_for(lambda before=before: saved_iteration(run) > before)
         winner.send(signal.SIGTERM)
         assert winner.ended().returncode == 128 + signal.SIGTERM, winner.ended().stderr

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: one serialisation for all of them, and old ones are deleted by number."""
+"""Tests of a run's checkpoints: serialisation, rotation of numbered files, share of time spent on saving."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,18 +32,18 @@ def test_one_serialisation_serves_last_best_and_numbered(tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_checkpoint_that_is_damaged_takes_no_other_with_it(tmp_path):
+def test_damaged_checkpoint_leaves_its_copies_intact(tmp_path):
     checkpoints_in(tmp_path).save({**PAYLOAD, "iteration": 50}, 1.0)
     last, copies = tmp_path / "last.pt", [tmp_path / "best.pt", tmp_path / "000050.pt"]
-    with last.open("r+b") as file:  # in place, as a disk does it
+    with last.open("r+b") as file:  # in place, like a failing disk
         file.seek(1000)
         file.write(bytes(byte ^ 1 for byte in file.read(1)) * 2)
-    with pytest.raises(ConfigError, match="the SHA-256 of its content"):
+    with pytest.raises(ConfigError, match="SHA-256"):
         load(last)
     assert [load(copy)["iteration"] for copy in copies] == [50, 50]
 
 
-def test_only_own_old_numbered_files_are_deleted(tmp_path):
+def test_only_old_numbered_checkpoints_of_this_run_are_deleted(tmp_path):
     for name in ("mine.pt", "50.pt", "000010.pt.bak", "000999.pt", "notes.txt"):
         (tmp_path / name).write_text("user's")
     checkpoints = checkpoints_in(tmp_path, keep=2)
@@ -54,14 +54,14 @@ def test_only_own_old_numbered_files_are_deleted(tmp_path):
     assert kept == expected | {"000150.pt", "000200.pt", "000999.pt"}
 
 
-def test_keep_0_keeps_all(tmp_path):
+def test_keep_0_keeps_all_checkpoints(tmp_path):
     checkpoints = checkpoints_in(tmp_path, keep=0, every=1)
     for iteration in range(1, 8):
         checkpoints.save({**PAYLOAD, "iteration": iteration}, 1.0)
     assert len(list(tmp_path.glob("0*.pt"))) == 7
 
 
-def test_structural_difference_names_each_key_that_differs():
+def test_structural_difference_names_each_differing_key():
     saved = {"num_envs": 64, "ppo": {"horizon": 16, "network": {"hidden": [64], "rnn": None}}}
     now = {"num_envs": 32, "ppo": {"horizon": 16, "network": {"hidden": [64, 64], "size": 3}}}
     keys = ("num_envs", "ppo.horizon", "ppo.network", "ppo.missing")
@@ -74,7 +74,7 @@ def test_structural_difference_names_each_key_that_differs():
 
 
 class SlowDisk:
-    """A clock of the test's own, by which writing a checkpoint takes `seconds`."""
+    """Fake clock and disk; writing a checkpoint takes `seconds`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.now_s, self.seconds, self.written_s, self.fails = 0.0, seconds, 0.0, False
@@ -94,7 +94,7 @@ class SlowDisk:
 @pytest.mark.parametrize("fails", [False, True], ids=["works", "fails"])
 @pytest.mark.parametrize("reason", ["time", "numbered", "best", "long", "evaluated"])
 @pytest.mark.parametrize("seconds", [0.2, 3.0, 12.0, 30.0])
-def test_saving_takes_a_twentieth_of_the_time_whatever_the_disk(tmp_path, monkeypatch, seconds, reason, fails):
+def test_saving_stays_within_5_percent_of_run_time_on_any_disk(tmp_path, monkeypatch, seconds, reason, fails):
     disk, lines = SlowDisk(monkeypatch, seconds), []
     every, evaluate = (1 if reason == "numbered" else 10**9), reason == "evaluated"
     checkpoints = checkpoints_in(tmp_path, every=every, evaluate=evaluate, iterations=10**9, warn=lines.append)
@@ -125,10 +125,10 @@ def test_saving_takes_a_twentieth_of_the_time_whatever_the_disk(tmp_path, monkey
     [
         (False, 1, 3, 1.0, 12.0, [1, 3]),  # the last iteration is always saved
         (True, 2, 1000, 0.1, 12.0, [2, 4, 6, 8]),  # a search copies numbered checkpoints
-        (True, 30, 1000, 10.0, 70.0, [7, 30]),  # but others stay within the budget
+        (True, 30, 1000, 10.0, 70.0, [7, 30]),  # all others stay within the budget
     ],
 )
-def test_some_checkpoints_are_saved_whatever_they_cost(
+def test_required_checkpoints_are_saved_at_any_cost(
     tmp_path, monkeypatch, save_all, every, iterations, iteration_s, save_s, expected
 ):
     if save_all:

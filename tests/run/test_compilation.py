@@ -1,4 +1,4 @@
-"""compile=off|learner|all: the choice and its reason, and what it compiles."""
+"""Tests of compile=off|learner|all: the choice, its reason and the compiled functions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 from gpusim_rl.env import vec_env
 from gpusim_rl.machine import compiled
 from gpusim_rl.run import compilation
-from gpusim_rl.run.compilation import choose_compile
+from gpusim_rl.run.compilation import CompileChoice, choose_compile
 from helpers.training import differences, make_trainer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
-def choose(wanted: str, device: torch.device = CUDA, *, check_task: bool = False) -> str:
+def choose(wanted: str, device: torch.device = CUDA, *, check_task: bool = False) -> CompileChoice:
     cfg: Any = SimpleNamespace(test=False, compile=wanted, debug=SimpleNamespace(check_task=check_task))
-    return str(choose_compile(cfg, device))
+    return choose_compile(cfg, device)
 
 
 @pytest.fixture
@@ -30,24 +30,27 @@ def has_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("has_compiler")
-def test_the_choice_has_a_reason() -> None:
-    assert choose("off") == "off (as configured)"
-    assert choose("learner") == "learner (as configured)"
-    assert choose("all", CPU) == "learner and control steps (as configured)"
-    assert choose("all", check_task=True) == "learner (debug.check_task reads every step)"
-    assert choose("learner", check_task=True) == "learner (as configured)"
+def test_compile_choice_states_its_reason() -> None:
+    assert choose("off") == CompileChoice("off", "as configured")
+    assert choose("learner") == CompileChoice("learner", "as configured")
+    assert choose("all", CPU) == CompileChoice("all", "as configured")
+    limited = choose("all", check_task=True)
+    assert limited.mode == "learner" and "debug.check_task" in limited.reason
+    assert choose("learner", check_task=True) == choose("learner")
 
 
-def test_without_a_compiler_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compiler_turns_compilation_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "has_compiler", lambda: False)
     monkeypatch.setattr(compilation, "find_spec", lambda _: object())
-    assert choose("all", CPU) == "off (torch.compile needs a C++ compiler)"
+    choice = choose("all", CPU)
+    assert choice.mode == "off" and "C++" in choice.reason
     monkeypatch.setattr(compilation, "find_spec", lambda _: None)
-    assert choose("all") == "off (torch.compile needs the package triton)"
+    choice = choose("all")
+    assert choice.mode == "off" and "triton" in choice.reason
 
 
 class Traced(compiled.Compiled):
-    """Traced, and run by torch's eager kernels: bit for bit, in no time."""
+    """Traced function that runs torch's eager kernels: fast and bit-identical."""
 
     def __init__(self, function, what, backend):
         super().__init__(function, what, "eager")
@@ -56,13 +59,13 @@ class Traced(compiled.Compiled):
 @pytest.mark.slow
 @pytest.mark.usefixtures("has_compiler")
 @pytest.mark.parametrize("mode", ["learner", "all"])
-def test_compiled_code_is_in_use_and_is_no_part_of_a_checkpoint(
+def test_compiled_code_runs_and_stays_out_of_checkpoints(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_as_usual = torch.compile
+    original_compile = torch.compile
     monkeypatch.setattr(vec_env, "Compiled", Traced)
     monkeypatch.setattr(
-        torch, "compile", lambda function, **settings: compile_as_usual(function, **{**settings, "backend": "eager"})
+        torch, "compile", lambda function, **settings: original_compile(function, **{**settings, "backend": "eager"})
     )
     states = {}
     for wanted in ("off", mode):

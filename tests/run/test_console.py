@@ -1,4 +1,4 @@
-"""What a user sees: a panel on a terminal, plain lines elsewhere, never an error of the display."""
+"""Tests of the console: panel on a terminal, plain lines elsewhere, no error from the display."""
 
 import errno
 import fcntl
@@ -19,9 +19,9 @@ import rich.console
 from gpusim_rl.run.console import LINE_NUMBERS, Console
 
 ROOT = Path(__file__).parents[2]
-# For child processes: this file as a module, and no wishes of the terminal that runs the tests.
-WISHES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in WISHES} | {
+# For child processes: this file as a module, without the terminal settings of the test run.
+TERMINAL_SETTINGS = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in TERMINAL_SETTINGS} | {
     "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"
 }
 COMMANDS = ["python tools/play.py runs/Ant/x", "python train.py checkpoint=runs/Ant/x"]
@@ -58,7 +58,7 @@ def row(iteration: int, **changed: float | None) -> dict[str, int | float | None
 
 
 def show(mode: str, *, total: int = 5, log: Path | None = None, interval_s: float = 0.0) -> Console:
-    """A whole run on the console."""
+    """Show a whole run on the console."""
     console = Console(mode, total, log, min_interval_s=interval_s)
     console.start(BANNER)
     for iteration in range(1, total + 1):
@@ -71,7 +71,7 @@ def show(mode: str, *, total: int = 5, log: Path | None = None, interval_s: floa
     return console
 
 
-def test_without_a_terminal_auto_is_plain_lines_without_escapes(capsys):
+def test_auto_mode_without_terminal_prints_plain_lines(capsys):
     assert show("auto").mode == "plain"
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
@@ -86,7 +86,7 @@ def test_without_a_terminal_auto_is_plain_lines_without_escapes(capsys):
     assert out.endswith("next:\n" + "".join(f"  {command}\n" for command in COMMANDS))
 
 
-def test_plain_lines_keep_their_distance_but_show_first_and_last(capsys):
+def test_plain_lines_are_rate_limited_except_first_and_last(capsys):
     show("plain", total=100, interval_s=1000.0)
     assert re.findall(r"^iteration (\d+)/", capsys.readouterr().out, re.MULTILINE) == ["1", "100"]
     console = Console("plain", 100, None, min_interval_s=1000.0)  # a run that stops early
@@ -97,7 +97,7 @@ def test_plain_lines_keep_their_distance_but_show_first_and_last(capsys):
     assert re.findall(r"^iteration (\d+)/", capsys.readouterr().out, re.MULTILINE) == ["1", "3"]
 
 
-def test_what_is_not_known_is_a_dash(capsys):
+def test_missing_values_are_shown_as_dashes(capsys):
     console = Console("plain", 9, None)
     console.start(BANNER)
     console.update({"iteration": 1, **dict.fromkeys(LINE_NUMBERS.values()), "loss/value": 0.5})
@@ -106,40 +106,40 @@ def test_what_is_not_known_is_a_dash(capsys):
     )
 
 
-OWN = {"search/earned": 7.0, "search/spread": 0.25, "loss/critic": 9.0, "loss/actor": 3.0}
+CUSTOM = {"search/earned": 7.0, "search/spread": 0.25, "loss/critic": 9.0, "loss/actor": 3.0}
 
 
 @pytest.mark.parametrize(
-    ("gone", "own", "shown"),
+    ("missing", "custom", "shown"),
     [
         (["policy/kl"], {}, "steps/s 35,213 | value loss 0.0123 | lr 0.0003 | ETA –"),
         (
             ["policy/kl", "loss/value", "policy/learning_rate"],
-            OWN,
+            CUSTOM,
             "steps/s 35,213 | search/earned 7 | search/spread 0.25 | loss/critic 9 | ETA –",
         ),
-        ([], OWN, "steps/s 35,213 | KL 0.00789 | value loss 0.0123 | lr 0.0003 | ETA –"),
+        ([], CUSTOM, "steps/s 35,213 | KL 0.00789 | value loss 0.0123 | lr 0.0003 | ETA –"),
     ],
 )
-def test_an_algorithm_shows_its_own_numbers_in_place_of_those_it_does_not_have(capsys, gone, own, shown):
+def test_custom_metrics_replace_missing_standard_metrics(capsys, missing, custom, shown):
     console = Console("plain", 9, None)
-    gone = [*gone, "policy/std", "policy/entropy"]
-    numbers = {name: value for name, value in row(1).items() if name not in gone} | own | {"reward/speed": 1.0}
+    missing = [*missing, "policy/std", "policy/entropy"]
+    numbers = {name: value for name, value in row(1).items() if name not in missing} | custom | {"reward/speed": 1.0}
     console.update(numbers)
     assert capsys.readouterr().out == f"iteration 1/9 | return 1,234 | length 321 | {shown}\n"
     text = words(panel_of(numbers))
     for label, name in (("KL", "policy/kl"), ("value loss", "loss/value"), ("learning rate", "policy/learning_rate")):
-        assert (f"{label} " in text) is (name not in gone)
-    assert ("search/earned 7 " in text) is bool(own) and "reward/speed 1 " in text
+        assert (f"{label} " in text) is (name not in missing)
+    assert ("search/earned 7 " in text) is bool(custom) and "reward/speed 1 " in text
 
 
 def words(screen: list[str]) -> str:
-    """What is in a panel, as one line."""
+    """Return the text of a panel as one line."""
     return re.sub(r"[\s│╭╮╰╯─]+", " ", " ".join(screen))
 
 
 @pytest.mark.parametrize(("first", "slow_start_s"), [(1, 60.0), (41, 300.0)])
-def test_eta_does_not_count_the_warm_up(capsys, first, slow_start_s):
+def test_eta_ignores_warm_up(capsys, first, slow_start_s):
     console = Console("plain", 100, None, min_interval_s=0.0)
     console.start(BANNER)
     for iteration in range(first, first + 5):
@@ -151,7 +151,7 @@ def test_eta_does_not_count_the_warm_up(capsys, first, slow_start_s):
     assert etas[4] == f"{left // 60} min {left % 60:02d} s"
 
 
-def test_json_mode_is_an_object_per_line_with_every_row(capsys):
+def test_json_mode_prints_every_row_as_one_object(capsys):
     show("json", interval_s=1000.0)
     out, err = capsys.readouterr()
     events = [json.loads(line, parse_constant=lambda word: pytest.fail(word)) for line in out.splitlines()]
@@ -164,20 +164,20 @@ def test_json_mode_is_an_object_per_line_with_every_row(capsys):
     assert err == ""
 
 
-def test_json_has_null_for_what_json_cannot_hold(capsys):
+def test_json_mode_writes_non_finite_numbers_as_null(capsys):
     console = Console("json", 9, None)
     console.update({"iteration": 1, "a": float("nan"), "b": float("inf"), "c": None})
     assert json.loads(capsys.readouterr().out) == ({"event": "row", "iteration": 1, "a": None, "b": None, "c": None})
 
 
-def test_quiet_shows_warnings_only(capsys):
+def test_quiet_mode_shows_only_warnings(capsys):
     show("quiet")
     out, err = capsys.readouterr()
     assert out == "" and err == "warning: 2 envs overflowed\n"
 
 
 @pytest.mark.parametrize("mode", ["plain", "rich", "json", "quiet"])
-def test_log_has_everything_as_plain_text_and_is_continued(tmp_path, mode, capsys):
+def test_log_file_has_all_lines_as_plain_text_and_is_appended(tmp_path, mode, capsys):
     log = tmp_path / "train.log"
     show(mode, log=log)
     show(mode, log=log)
@@ -192,7 +192,7 @@ def test_log_has_everything_as_plain_text_and_is_continued(tmp_path, mode, capsy
 
 
 def panel_of(*rows: dict, width: int = 100, height: int = 40, progress: str = "") -> list[str]:
-    """The lines of the panel after these rows."""
+    """Return the lines of the panel after these rows."""
     console = Console("rich", 100, None)
     console._rich = rich.console.Console(file=io.StringIO(), width=width + 2, height=height)
     console.start([], "Ant · 2026-01-31_12-00-00")
@@ -204,7 +204,7 @@ def panel_of(*rows: dict, width: int = 100, height: int = 40, progress: str = ""
     return shown.get().splitlines()
 
 
-def test_a_log_that_cannot_be_written_is_reported_once(tmp_path, capsys):
+def test_unwritable_log_file_is_reported_once(tmp_path, capsys):
     show("plain", log=tmp_path / "missing" / "train.log")
     err = capsys.readouterr().err
     assert err.count("train.log (") == 1
@@ -221,7 +221,7 @@ FIELDS = (
 
 
 @pytest.mark.parametrize("width", [40, 60, 78, 100])
-def test_no_value_is_cut_at_any_usual_width(width):
+def test_panel_shows_values_in_full_at_common_widths(width):
     lines = panel_of(*map(row, range(1, 6)), width=width)
     assert {len(line) for line in lines} == {width}
     shown = words(lines)
@@ -232,7 +232,7 @@ def test_no_value_is_cut_at_any_usual_width(width):
     assert "GPU" not in text and "CPU 97 %" in text, "no GPU"
 
 
-def test_numbers_stand_below_each_other_and_reward_terms_come_by_size():
+def test_panel_aligns_numbers_and_sorts_reward_terms_by_size():
     terms = {"reward/upright": 0.1, "reward/effort_of_the_actuators": -2.0, "reward/alive": 0.5, "reward/off": None}
     lines = panel_of(row(1) | terms)
     names = re.findall(r"(?:task|reward)/(\w+)", " ".join(lines))
@@ -240,11 +240,13 @@ def test_numbers_stand_below_each_other_and_reward_terms_come_by_size():
     at = {line.index(value) for line in lines for value in ("321 ", "3.21 ", "0.0123 ", "0.5 ") if f" {value}" in line}
     assert len(at) == 1
     [minus] = [line for line in panel_of(row(1) | terms, width=60) if "-2 " in line]
-    assert minus[minus.index("2 ") - 1] == "-" and minus.index("2 ") == 34, "a minus hangs left of the digits"
-    assert [number for number, line in enumerate(lines) if not line.strip("│ ")] == [8, 12], "groups stand apart"
+    assert minus[minus.index("2 ") - 1] == "-" and minus.index("2 ") == 34, "minus sign left of the digit column"
+    assert [number for number, line in enumerate(lines) if not line.strip("│ ")] == [8, 12], (
+        "blank lines between groups"
+    )
 
 
-def test_a_low_terminal_says_how_much_it_leaves_out():
+def test_short_terminal_counts_omitted_values():
     lines = panel_of(row(1) | {f"reward/term_{i}": 0.5 + i for i in range(40)}, width=78, height=24)
     assert 20 <= len(lines) <= 23 and lines[-1].startswith("╰")
     left_out = re.search(r"and (\d+) more in metrics.csv", words(lines))
@@ -252,16 +254,16 @@ def test_a_low_terminal_says_how_much_it_leaves_out():
     assert len(re.findall(r"reward/|task/", words(lines))) == 43 - int(left_out.group(1))
 
 
-def test_the_panel_draws_the_return_and_its_range():
+def test_panel_plots_return_with_its_range():
     [line] = [text for text in panel_of(*(row(i, **{"episode/return": 2.0 * i}) for i in range(1, 81))) if "▁" in text]
     bars = re.sub("[^▁▂▃▄▅▆▇█]", "", line)
     assert bars == "".join(sorted(bars)) and bars[0] == "▁" and bars[-1] == "█" and "  2 to 160 " in line
     rows = [row(i, **{"episode/return": None if i < 20 else -5.0}) for i in range(1, 81)]
-    assert "  -5 to -5 since iteration 20" in " ".join(panel_of(*rows)), "a return that does not change"
-    assert "▁" not in " ".join(panel_of(row(1), row(2))), "two points are no curve"
+    assert "  -5 to -5 since iteration 20" in " ".join(panel_of(*rows)), "constant return"
+    assert "▁" not in " ".join(panel_of(row(1), row(2))), "no curve from two points"
 
 
-def test_names_in_the_panel_are_text_also_where_a_long_iteration_is():
+def test_panel_escapes_control_characters_in_names():
     lines = panel_of({"iteration": 1, f"task/{HOSTILE}": 1.0, f"loss/{HOSTILE}": 2.0}, progress=f"at {HOSTILE}")
     text = "\n".join(lines)
     assert all(f"{place}{SAFE}" in text for place in ("task/", "loss/", "at ")) and f"at {SAFE} ─" in lines[-1]
@@ -278,45 +280,45 @@ def in_terminal(
     code: int = 0,
     **environment: str,
 ) -> str:
-    """What a Python script writes to a terminal of its own.
+    """Return the output of a Python script in a new terminal.
 
-    Once that shows `interrupt_at`, Ctrl-C is typed; once it shows `close_at`, it is closed.
+    Types Ctrl-C once the terminal shows `interrupt_at`; closes the terminal once it shows `close_at`.
     """
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    primary, secondary = pty.openpty()
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=ROOT,
         env=ENVIRONMENT | {"TERM": "xterm-256color"} | environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
         start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
     )
-    os.close(theirs)
+    os.close(secondary)
     output = b""
     while True:
         try:
-            chunk = os.read(ours, 65536)
+            chunk = os.read(primary, 65536)
         except OSError as error:
-            assert error.errno == errno.EIO  # how Linux says that the other end is closed
+            assert error.errno == errno.EIO  # Linux: the other end is closed
             break
         if not chunk:
             break
         output += chunk
         if interrupt_at and interrupt_at.encode() in output:
             interrupt_at = ""
-            os.write(ours, b"\x03")
+            os.write(primary, b"\x03")
         if close_at and close_at.encode() in output:
             break
-    os.close(ours)
+    os.close(primary)
     assert process.wait() == code, output.decode(errors="replace")
-    return output.decode(errors="replace").replace("\r\n", "\n")  # a closed one ends anywhere
+    return output.decode(errors="replace").replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("mode", ["plain", "json", "quiet", "rich"])
-def test_a_notice_in_the_middle_of_a_line_follows_it(mode, capsys):
+def test_notice_is_printed_after_the_current_line(mode, capsys):
     console = Console(mode, 9, None)
     with console._whole():
         console.notice("stopping")
@@ -329,7 +331,7 @@ def test_a_notice_in_the_middle_of_a_line_follows_it(mode, capsys):
 
 
 @pytest.mark.parametrize("mode", ["rich", "plain", "json", "quiet"])
-def test_a_long_iteration_shows_where_it_is(mode, monkeypatch, capsys):
+def test_long_iteration_shows_progress(mode, monkeypatch, capsys):
     times = iter([0.0, 0.0, *(0.5 * tick for tick in range(100))])
     monkeypatch.setattr("gpusim_rl.run.console.time.monotonic", lambda: next(times))
     console = Console(mode, 9, None)
@@ -351,11 +353,11 @@ def test_a_long_iteration_shows_where_it_is(mode, monkeypatch, capsys):
 
 
 SHOW = "import test_console as t; t.show('auto')"
-# Colour and style, line erased, cursor up, cursor hidden and shown: what rich's live display uses.
+# Escapes of rich's live display: colour and style, erase line, cursor up, hide and show the cursor
 ALLOWED = re.compile(r"\x1b\[(?:[0-9;]*m|2K|1A|\?25[lh])$")
 
 
-def test_terminal_redraws_one_panel_in_place_and_puts_text_above_it():
+def test_terminal_redraws_panel_below_printed_text():
     script = (
         "import sys, test_console as t; c = t.Console('auto', 9, None); c.start([*t.BANNER, t.LONG]);"
         "c.update(t.row(1)); print('from stdout'); print('from stderr', file=sys.stderr); c.warn('a warning');"
@@ -363,13 +365,13 @@ def test_terminal_redraws_one_panel_in_place_and_puts_text_above_it():
     )
     output = in_terminal(script, 60)
     assert all(map(ALLOWED.match, re.findall(r"\x1b(?:\[[0-9;?]*[A-Za-z])?", output)))
-    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l"), "the cursor is back"
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l"), "cursor is shown again"
     screen = render(output, 60)
     panel = next(i for i, line in enumerate(screen) if line.startswith("╭"))
     assert (
         screen[2:panel]
         == [
-            f"run      {LONG[1][:51]}",  # a path is whole, to be copied
+            f"run      {LONG[1][:51]}",  # a path stays whole so that it can be copied
             LONG[1][51:60],
             "         and text that is wrapped at words",
             "from stdout",
@@ -385,7 +387,7 @@ LONG = ("run", f"{60 * 'x'} and text that is wrapped at words")
 
 
 @pytest.mark.parametrize(("variables", "escapes"), [({"NO_COLOR": "1"}, True), ({"TERM": "dumb"}, False)])
-def test_no_color_means_no_color_and_a_dumb_terminal_gets_plain_lines(variables, escapes):
+def test_no_color_and_dumb_terminals_are_respected(variables, escapes):
     output = in_terminal(SHOW, **variables)
     colors = re.findall(r"\x1b\[(?:[0-9;]*;)?(?:3[0-9]|4[0-9]|9[0-7]|10[0-7])[0-9;]*m", output)
     assert not colors and ("\x1b" in output) == escapes == ("╭" in output)
@@ -393,15 +395,15 @@ def test_no_color_means_no_color_and_a_dumb_terminal_gets_plain_lines(variables,
 
 
 def training(folder: Path) -> str:
-    """A script that trains until it is stopped."""
+    """Return a script that trains until it is stopped."""
     small = ["num_envs=8", "ppo.horizon=8", "ppo.epochs=1", "ppo.network.hidden=[16]", "max_iterations=100000"]
     argv = [str(ROOT / "train.py"), *small, f"log.dir={folder}"]
     return f"import sys, runpy; sys.argv = {argv}; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 @pytest.mark.parametrize("closed", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_ctrl_c_and_a_terminal_that_closes_leave_a_checkpoint(tmp_path, closed):
-    """The panel stays whole, and its notice is visible."""
+def test_ctrl_c_and_closed_terminal_save_a_checkpoint(tmp_path, closed):
+    """The panel stays intact and shows the notice."""
     from gpusim_rl.run import checkpoint
 
     how, code = ({"close_at": "reward/upright"}, 129) if closed else ({"interrupt_at": "reward/upright"}, 130)
@@ -412,7 +414,7 @@ def test_ctrl_c_and_a_terminal_that_closes_leave_a_checkpoint(tmp_path, closed):
     assert "second signal" in (run / "train.log").read_text()
     if not closed:
         screen = render(output, 60)
-        assert "secondsignal" in "".join(screen).replace(" ", ""), "wrapped, perhaps"
+        assert "secondsignal" in "".join(screen).replace(" ", ""), "may be wrapped"
         panel = [number for number, line in enumerate(screen) if line[0] in "╭│╰"]
         assert panel == list(range(panel[0], panel[-1] + 1)) and "^C" not in "".join(screen[panel[0] :])
         assert "".join(screen[number][0] for number in panel) == "╭" + "│" * (len(panel) - 2) + "╰"
@@ -420,7 +422,7 @@ def test_ctrl_c_and_a_terminal_that_closes_leave_a_checkpoint(tmp_path, closed):
 
 
 def render(output: str, columns: int = 110) -> list[str]:
-    """The screen after the output: a terminal that wraps, with line feed, erase line and cursor up."""
+    """Return the screen of a wrapping terminal that knows line feed, erase line and cursor up."""
     lines, y, x = [""], 0, 0
     for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\n|\r|[^\x1b]", output):
         if piece == "\n":
@@ -432,7 +434,7 @@ def render(output: str, columns: int = 110) -> list[str]:
         elif piece == "\x1b[1A":
             y = max(0, y - 1)
         elif not piece.startswith("\x1b"):
-            if x == columns:  # wraps only now: after the last column the cursor waits there
+            if x == columns:  # a terminal wraps at the next character, not in the last column
                 y, x = y + 1, 0
             lines += [""] * (y + 1 - len(lines))
             lines[y] = lines[y][:x].ljust(x) + piece + lines[y][x + 1 :]
@@ -442,7 +444,7 @@ def render(output: str, columns: int = 110) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["plain", pytest.param("rich", marks=pytest.mark.slow)])
-def test_a_reader_that_leaves_does_not_end_the_run(mode):
+def test_broken_pipe_does_not_end_the_run(mode):
     script = (
         "import sys, time, test_console as t\n"
         "console = t.Console(sys.argv[1], 50, None, min_interval_s=0.0)\n"
@@ -466,7 +468,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(mode):
     )
     os.close(write_end)
     assert os.read(read_end, 100)
-    os.close(read_end)  # as `python train.py | head` does
+    os.close(read_end)  # like `python train.py | head`
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert err == "reached the end"
@@ -474,7 +476,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(mode):
 
 @pytest.mark.parametrize("mode", ["plain", "rich"])
 @pytest.mark.parametrize("stream", ["closed", "none"])
-def test_a_stdout_that_is_closed_or_not_there_is_ignored(monkeypatch, tmp_path, mode, stream):
+def test_closed_or_missing_stdout_is_ignored(monkeypatch, tmp_path, mode, stream):
     closed = io.StringIO()
     closed.close()
     for name in ("stdout", "stderr"):
@@ -483,7 +485,7 @@ def test_a_stdout_that_is_closed_or_not_there_is_ignored(monkeypatch, tmp_path, 
     assert COMMANDS[0] in (tmp_path / "train.log").read_text()
 
 
-def test_signs_that_a_terminal_does_not_have_are_replaced(monkeypatch):
+def test_unencodable_characters_are_replaced(monkeypatch):
     screen = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(screen, encoding="ascii"))
     show("plain")
@@ -495,7 +497,7 @@ SAFE = "a\\nb\\r\\x1b[2J\\x9b\\u2028[red]"
 
 
 @pytest.mark.parametrize("mode", ["plain", "rich"])
-def test_whatever_a_line_holds_it_is_one_line(mode, tmp_path, capsys):
+def test_control_characters_are_escaped_into_one_line(mode, tmp_path, capsys):
     log = tmp_path / "train.log"
     console = Console(mode, 9, log)
     console.start([("task", HOSTILE)])

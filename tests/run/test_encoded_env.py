@@ -1,4 +1,4 @@
-"""Frozen encoders: features in place of images, in every kind of run; and encoders that training goes on with."""
+"""Tests of pretrained encoders: frozen features in place of images, and weights to continue training from."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ LATENTS = 5
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return written(tmp_path / "camera.pt")
+    return write_encoder(tmp_path / "camera.pt")
 
 
-def written(path: Path, kind: str = "spatial", shape: tuple[int, int, int] = SHAPE, seed: int = 0) -> Path:
+def write_encoder(path: Path, kind: str = "spatial", shape: tuple[int, int, int] = SHAPE, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     vae = VAE(shape, kind, LATENTS)
     vae.begin(torch.randint(256, (32, *shape), dtype=torch.uint8))
@@ -59,7 +59,7 @@ def trainer(file: Path, folder: Path, /, **more: Any) -> Trainer:
     return make_trainer(prepare("CartpoleCamera", **merged(settings, more)))
 
 
-def test_the_policy_gets_features_of_the_newest_frames(file, tmp_path):
+def test_policy_observes_features_of_newest_frames(file, tmp_path):
     env = trainer(file, tmp_path).env
     assert isinstance(env, EncodedEnv)
     assert env.images == {} and env.obs_sizes == {"policy": 2 * LATENTS, "critic": 4}
@@ -67,13 +67,13 @@ def test_the_policy_gets_features_of_the_newest_frames(file, tmp_path):
     inside: list[Step] = []
     step_inside = env.env.step
 
-    def kept(action: Tensor) -> Step:
+    def recording_step(action: Tensor) -> Step:
         step = step_inside(action)
         step.obs, step.final_obs = dict(step.obs), dict(step.final_obs)
         inside.append(step)
         return Step(*(getattr(step, field) for field in step.__slots__))
 
-    env.env.step = kept  # type: ignore[method-assign]
+    env.env.step = recording_step  # type: ignore[method-assign]
     first = env.env.reset()
     newest, before = encoder(first), torch.zeros(8, LATENTS)
     torch.testing.assert_close(env._begin(first)["policy"], torch.cat([before, newest], dim=1))
@@ -94,7 +94,7 @@ def test_the_policy_gets_features_of_the_newest_frames(file, tmp_path):
     env.close()
 
 
-def test_a_run_stores_no_images_and_resumes_bit_for_bit(file, tmp_path):
+def test_encoded_run_stores_no_images_and_resumes(file, tmp_path):
     trainer(file, tmp_path / "whole", max_iterations=4).train()
     trainer(file, tmp_path / "parts", max_iterations=2).train()
     run = the_run(tmp_path / "parts")
@@ -106,7 +106,7 @@ def test_a_run_stores_no_images_and_resumes_bit_for_bit(file, tmp_path):
     assert not any("encoder" in name for name in state["policy"])
 
 
-def test_it_is_evaluated_and_played(file, tmp_path):
+def test_trained_policy_is_evaluated_and_played(file, tmp_path):
     trained = trainer(file, tmp_path)
     trained.train()
     run = the_run(tmp_path)
@@ -126,7 +126,7 @@ def test_it_is_evaluated_and_played(file, tmp_path):
 
 
 class CameraAndNumbers(CartpoleCamera):
-    """CartpoleCamera whose policy has numbers beside the image."""
+    """CartpoleCamera whose policy observes numbers in addition to the image."""
 
     def observe(self) -> dict[str, Any]:
         observed = super().observe()
@@ -135,7 +135,7 @@ class CameraAndNumbers(CartpoleCamera):
 
 
 @pytest.mark.parametrize(("algo", "frames", "numbers"), [("sac", 1, True), ("gru", 3, False)])
-def test_an_exported_policy_takes_images_and_acts_as_it_does(algo, frames, numbers, file, tmp_path, monkeypatch):
+def test_exported_policy_takes_images_and_acts_identically(algo, frames, numbers, file, tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")
     from gpusim_rl.export import files
 
@@ -173,21 +173,21 @@ def test_an_exported_policy_takes_images_and_acts_as_it_does(algo, frames, numbe
     assert ended >= 5 and np.std(acted) > 0.01
 
 
-def test_another_encoder_than_it_was_trained_with_is_one_line(file, tmp_path):
+def test_changed_encoder_weights_are_rejected(file, tmp_path):
     trainer(file, tmp_path).train()
     run = the_run(tmp_path)
-    written(run / "encoder.pt", seed=1)
-    with pytest.raises(ConfigError, match=r"pretrained\.init_from: the encoder's weights differ"):
+    write_encoder(run / "encoder.pt", seed=1)
+    with raises(ConfigError, key="pretrained.init_from"):
         Player.open(str(run))
 
 
-def test_replaying_equals_running(file, tmp_path):
+def test_graph_replay_equals_eager_run(file, tmp_path):
     warp = {"sim": {"name": "mjwarp", "num_threads": 1}, "max_iterations": 6}
     assert differences_of_replays(lambda folder: trainer(file, folder, **warp), "rollout", tmp_path) == []
 
 
 class Counting(Environment):
-    """Envs of a library that has the true last frames: each shows its step in every pixel, and ends at step 3."""
+    """Third-party envs with final observations; every pixel shows the step, episodes end at step 3."""
 
     def __init__(self) -> None:
         self.num_envs, self.device, self.num_actions = 2, torch.device("cpu"), 1
@@ -220,9 +220,9 @@ class Brightness:
         return images["camera"].float().mean(dim=(1, 2, 3))[:, None] / 20.0
 
 
-def test_the_true_last_frame_is_encoded_where_a_library_has_it():
+def test_final_frame_of_an_episode_is_encoded():
     env = EncodedEnv(Counting(), lambda images: Brightness(), frames=2)
-    assert env.reset()["policy"].tolist() == [[0, 0, 0], [1, 0, 1]]  # the number, then features of two frames
+    assert env.reset()["policy"].tolist() == [[0, 0, 0], [1, 0, 1]]  # one number, then features of two frames
     for expected, final in (
         ([[1, 0, 1], [2, 1, 2]], [[1, 0, 1], [2, 1, 2]]),
         ([[2, 1, 2], [0, 0, 0]], [[2, 1, 2], [3, 2, 3]]),
@@ -236,58 +236,55 @@ def test_the_true_last_frame_is_encoded_where_a_library_has_it():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"init_from": None}, r"pretrained\.freeze=true: requires init_from\. Try python tools/pretrain_encoder\.py"),
-        ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet: cannot be trained"),
-        ({"freeze": False}, r"pretrained\.frames: requires freeze=true.* ppo.network.encoder.frames=\d"),
+        ({"init_from": None}, r"^pretrained\.freeze=true: .*tools/pretrain_encoder\.py"),
+        ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet: "),
+        ({"freeze": False}, r"^pretrained\.frames: .* ppo.network.encoder.frames=\d"),
         ({"init_from": "nowhere.pt"}, r"pretrained\.init_from=nowhere\.pt: no such file"),
-        (
-            {"init_from": __file__},
-            r"pretrained.init_from=.*test_encoded_env\.py: damaged, or not a file of python tools/pretrain_encoder",
-        ),
+        ({"init_from": __file__}, r"^pretrained.init_from=.*test_encoded_env\.py: damaged"),
     ],
 )
-def test_bad_settings_are_one_line(settings, message, file, tmp_path):
+def test_invalid_encoder_settings_are_rejected(settings, message, file, tmp_path):
     with pytest.raises(ConfigError, match=message):
         trainer(file, tmp_path, pretrained=settings)
 
 
-def test_images_of_another_size_or_none_are_one_line(file, tmp_path):
+def test_images_of_wrong_size_or_missing_images_are_rejected(file, tmp_path):
     with pytest.raises(ConfigError, match=r"images \[12, 16, 3\] .* 'camera' has \[14, 16, 3\]"):
         trainer(file, tmp_path, task={"height": 14})
-    with pytest.raises(ConfigError, match=r"camera\.pt: the task has no images"):
+    with pytest.raises(ConfigError, match=r"camera\.pt: .*no images"):
         make_trainer(prepare("Cartpole", pretrained={"init_from": str(file), "freeze": True}, num_envs=2))
-    with pytest.raises(ConfigError, match=r"encoder for 'eye', only for camera"):
+    with pytest.raises(ConfigError, match="'eye', only for camera"):
         load_frozen(str(file), {"eye": SHAPE}, torch.device("cpu"))
 
 
-def test_a_policy_begins_with_the_weights_of_a_file(file, tmp_path):
-    learns = {"freeze": False, "frames": 1}
+def test_policy_starts_with_pretrained_weights(file, tmp_path):
+    trainable = {"freeze": False, "frames": 1}
     saved = checkpoint.load(file)["groups"]["camera"]["encoder"]
     for frames in (1, 3):
-        it = trainer(file, tmp_path, pretrained=learns, ppo={"network": {"encoder": {"frames": frames}}})
+        it = trainer(file, tmp_path, pretrained=trainable, ppo={"network": {"encoder": {"frames": frames}}})
         network = it.algorithm.policy.encoder.networks["camera"]
         weights = network.state_dict()
         first = next(iter(weights))
-        assert torch.equal(weights.pop(first)[:, -3:], saved[first])  # of the newest frame
+        assert torch.equal(weights.pop(first)[:, -3:], saved[first])  # newest frame
         assert all(torch.equal(value, saved[name]) for name, value in weights.items())
-        with torch.no_grad():  # older frames begin without effect
+        with torch.no_grad():  # older frames have no effect at first
             stacks = torch.rand(4, 3 * frames, *SIZE)
             other = stacks.clone()
             other[:, : 3 * frames - 3] = 0.0
             assert torch.equal(network(stacks), network(other))
     it.train()
-    assert not torch.equal(network.state_dict()[first][:, :3], torch.zeros_like(saved[first]))  # and learn
+    assert not torch.equal(network.state_dict()[first][:, :3], torch.zeros_like(saved[first]))  # but learn
     run = the_run(tmp_path)
     file.unlink()
     assert make_trainer(prepare("CartpoleCamera", checkpoint=str(run), max_iterations=3)).iteration == 2
-    with pytest.raises(ConfigError, match=r"of kind nature, but the policy's is of kind spatial\. Try ppo\.net"):
-        trainer(written(file, "nature", (36, 36, 3)), tmp_path, pretrained=learns)
-    with pytest.raises(ConfigError, match=r"the policy of algo=ppo has no image encoder"):
+    with pytest.raises(ConfigError, match=r"nature, .* spatial.* ppo.network"):
+        trainer(write_encoder(file, "nature", (36, 36, 3)), tmp_path, pretrained=trainable)
+    with pytest.raises(ConfigError, match="algo=ppo has no image encoder"):
         make_trainer(prepare("Cartpole", pretrained={"init_from": str(file)}, num_envs=2))
 
 
 @pytest.mark.slow
-def test_features_of_imagenet_tell_more_than_random_weights():
+def test_imagenet_features_beat_random_weights():
     pytest.importorskip("efficientnet_lite_pytorch")
     images = torch.full((64, 32, 32, 3), 180, dtype=torch.uint8)  # a bar at random angles
     angles = torch.linspace(0.0, 3.1, 64)
@@ -313,7 +310,7 @@ def test_features_of_imagenet_tell_more_than_random_weights():
     assert learned < 0.15 and learned < 0.5 * error()
 
 
-def test_resnet18_says_where_its_weights_must_be(monkeypatch, tmp_path):
+def test_resnet18_without_weights_names_their_path(monkeypatch, tmp_path):
     pytest.importorskip("torchvision")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=r"resnet18: no weights in .*resnet18-\w+\.pth"):
@@ -321,7 +318,7 @@ def test_resnet18_says_where_its_weights_must_be(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["efficientnet", "resnet18"])
-def test_a_missing_package_is_one_line(name, monkeypatch):
+def test_missing_package_is_rejected(name, monkeypatch):
     for module in ("efficientnet_lite_pytorch", "torchvision"):
         monkeypatch.setitem(sys.modules, module, None)
     with raises(ConfigError, key=f"pretrained.init_from={name}", hint="Try pip install 'gpusim-rl[encoders]'"):

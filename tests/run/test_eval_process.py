@@ -1,4 +1,4 @@
-"""Evaluations beside a training: what they measure, what they decide, and that they never disturb it."""
+"""Tests of evaluations during training: results, choice of best.pt, isolation from the training."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.run.writers import Row
+from helpers.raised import raises
 from helpers.training import Faulty, differences, evaluation, make_trainer, read_csv, the_run
 
 EVAL = {"interval": 2, "num_envs": 3}
@@ -34,10 +35,10 @@ SHORT = {"task": {"episode_length": 40}, "ppo": {"precision": "fp32"}}
 
 
 class InThisProcess(EvalProcess):
-    """Evaluates here, and takes `delay` polls for it."""
+    """Evaluation in this process; a result arrives after `delay` polls."""
 
     delay = 1
-    returns: list[float] | None = None  # in place of what is measured
+    returns: list[float] | None = None  # override the measured returns
 
     def __init__(self, spec: RunSpec, printed: Path, iteration: int) -> None:
         self.evaluating, self.failure = None, None
@@ -67,7 +68,7 @@ class InThisProcess(EvalProcess):
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> type[InThisProcess]:
+def in_process(monkeypatch: pytest.MonkeyPatch) -> type[InThisProcess]:
     class Chosen(InThisProcess):
         pass
 
@@ -75,7 +76,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> type[InThisProcess]:
     return Chosen
 
 
-def of_training(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+def training_columns(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if not name.startswith("eval/")} for row in rows]
 
 
@@ -88,7 +89,7 @@ def warnings(run: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_training_is_the_same_to_the_bit_and_its_policies_are_evaluated(tmp_path, monkeypatch, real):
+def test_evaluations_leave_training_bit_identical(tmp_path, monkeypatch, real):
     if not real:
         monkeypatch.setattr(eval_schedule, "EvalProcess", InThisProcess)
     make_trainer("Cartpole", tmp_path / "without", max_iterations=4, **SHORT).train()
@@ -98,7 +99,7 @@ def test_a_training_is_the_same_to_the_bit_and_its_policies_are_evaluated(tmp_pa
     assert [
         x for x in differences(*last) if x.startswith(("/policy", "/algorithm", "/env", "/metrics/", "/torch_rng"))
     ] == []
-    assert of_training(read_csv(run)) == read_csv(without)
+    assert training_columns(read_csv(run)) == read_csv(without)
     assert warnings(run) == [] and (not real or (run / "eval.log").read_text() == "")
 
     [newest] = [row for row in evaluations(run) if row["iteration"] == "4"]
@@ -112,16 +113,16 @@ def test_a_training_is_the_same_to_the_bit_and_its_policies_are_evaluated(tmp_pa
     assert len(evaluated) == 1 or best["iteration"] == evaluated[max(evaluated)]
 
 
-def test_a_training_goes_on_where_the_process_is_killed(tmp_path):
+def test_training_continues_after_evaluation_process_is_killed(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=4, eval={"interval": 1}, **SHORT)
     iterate = trainer.iterate
 
     def killing(log: Any) -> None:
         if trainer.iteration == 1:
-            found: Any = trainer._evaluations._process
-            os.kill(found._child.process.pid, signal.SIGKILL)
-            found._child.process.wait()
-            while found._answers.empty():
+            process: Any = trainer._evaluations._process
+            os.kill(process._child.process.pid, signal.SIGKILL)
+            process._child.process.wait()
+            while process._answers.empty():
                 time.sleep(0.01)
         iterate(log)
 
@@ -130,12 +131,12 @@ def test_a_training_goes_on_where_the_process_is_killed(tmp_path):
     run = the_run(tmp_path)
     assert trainer.iteration == 4 and len(read_csv(run)) == 4
     [warning] = warnings(run)
-    assert "no more evaluations (the process ended with exit code -9" in warning
+    assert "evaluations" in warning and "exit code -9" in warning
     assert (run / "checkpoints" / "best.pt").is_file() and not (run / "checkpoints" / "evaluated.pt").exists()
 
 
 @pytest.mark.slow
-def test_it_ends_with_the_training_however_that_ends_and_so_do_processes_of_its_envs(tmp_path):
+def test_evaluation_process_and_its_envs_end_with_the_training(tmp_path):
     trainer = gymnasium_trainer(tmp_path, "async")
     trainer.train()
     assert trainer.run_dir is not None
@@ -146,36 +147,36 @@ def test_it_ends_with_the_training_however_that_ends_and_so_do_processes_of_its_
     everything = [psutil.Process(process._child.process.pid), *psutil.Process(process._child.process.pid).children()]
     assert len(everything) == 3
     assert process._child.process.stdin is not None
-    process._child.process.stdin.close()  # what the kernel does for a training that is killed
+    process._child.process.stdin.close()  # the kernel closes stdin if the training is killed
     assert process._child.process.wait(60) == 0 and psutil.wait_procs(everything, timeout=60)[1] == []
-    assert process.poll(5.0) is None and process.failure == "the process ended with exit code 0"
+    assert process.poll(5.0) is None and str(process.failure).endswith("exit code 0")
     process.close()
 
 
-def test_the_best_evaluation_decides_what_best_pt_is(tmp_path, here):
-    here.returns = [1.0, 5.0, float("nan"), 3.0]
+def test_best_pt_is_the_checkpoint_with_the_best_evaluation(tmp_path, in_process):
+    in_process.returns = [1.0, 5.0, float("nan"), 3.0]
     make_trainer("Cartpole", tmp_path, max_iterations=8, eval=EVAL, **SHORT).train()
     run = the_run(tmp_path)
     assert [row["eval/iteration"] for row in evaluations(run)] == ["2", "4", "6", "8"]
-    assert [row["iteration"] for row in evaluations(run)] == ["3", "5", "7", "8"]  # when the result was there
+    assert [row["iteration"] for row in evaluations(run)] == ["3", "5", "7", "8"]  # iterations in which results arrived
     assert checkpoint.load(run / "checkpoints" / "best.pt")["iteration"] == 4
 
-    here.returns = [4.0, 6.0]
+    in_process.returns = [4.0, 6.0]
     resumed = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=12, eval=EVAL, **SHORT)
     resumed.train()
     assert checkpoint.load(run / "checkpoints" / "best.pt")["iteration"] == 12
     assert checkpoint.load(run / "checkpoints" / "last.pt")["best_evaluation"] == 6.0
 
 
-def test_an_evaluation_that_takes_long_delays_the_next_one_and_no_iteration(tmp_path, here):
-    here.delay = 3
+def test_slow_evaluation_delays_only_the_next_evaluation(tmp_path, in_process):
+    in_process.delay = 3
     make_trainer("Cartpole", tmp_path, max_iterations=9, eval=EVAL, **SHORT).train()
     assert [(row["iteration"], row["eval/iteration"]) for row in evaluations(the_run(tmp_path))] == [
         *(("5", "2"), ("8", "5"), ("9", "9"))
     ]
 
 
-def test_failed_evaluations_leave_the_returns_of_the_training_to_decide(tmp_path, monkeypatch):
+def test_failed_evaluations_fall_back_to_training_returns(tmp_path, monkeypatch):
     def refuse(*arguments: Any) -> None:
         raise OSError("no process")
 
@@ -184,11 +185,11 @@ def test_failed_evaluations_leave_the_returns_of_the_training_to_decide(tmp_path
     with trainer.logging() as log:
         trainer.iterate(log)
         assert not log.checkpoints._evaluations_decide
-    assert "no more evaluations (no process" in warnings(the_run(tmp_path))[0]
+    assert "(no process" in warnings(the_run(tmp_path))[0]
 
 
 @pytest.mark.parametrize(("line", "words"), [(b"hello\n", "printed 'hello'"), (b'{"eval/ret', "with exit code -9")])
-def test_an_answer_that_is_none_ends_the_evaluations(tmp_path, line, words):
+def test_invalid_answer_ends_evaluations(tmp_path, line, words):
     process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
     process._child.process.kill()
     process._answers.put(line)
@@ -198,42 +199,40 @@ def test_an_answer_that_is_none_ends_the_evaluations(tmp_path, line, words):
     process.close()
 
 
-def test_an_evaluation_that_hangs_keeps_the_training_neither_from_going_on_nor_from_ending(tmp_path, monkeypatch):
+def test_hanging_evaluation_times_out(tmp_path, monkeypatch):
     monkeypatch.setattr(eval_process, "LONGEST_S", 0.0)
     process = EvalProcess(prepare("Cartpole", eval=EVAL), tmp_path / "eval.log", 0)
     process.begin(tmp_path / "none.pt", 2)
     assert process.poll(0.001) is None
-    assert process.failure == "one has not finished in 0 s" and not process.due(4)
+    assert "0 s" in str(process.failure) and not process.due(4)
     process.close()
 
 
-def test_the_starts_of_all_evaluations_are_the_same(tmp_path):
+def test_evaluations_share_initial_states(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=1, eval=EVAL, **SHORT)
     evaluation = Evaluation(trainer.start.spec.config)
     state = trainer.state_dict()
     assert evaluation(state) == evaluation(state)
 
 
-def test_what_is_wrong_is_answered_in_one_line(tmp_path, capsys):
+def test_evaluation_process_answers_errors_in_one_line(tmp_path, capsys):
     trainer = make_trainer(Faulty, tmp_path, max_iterations=1, **SHORT)
     config = json.dumps({"config": trainer.start.spec.config})
     [answer] = answers([config, json.dumps({"checkpoint": str(tmp_path / "none.pt")}), config])
     assert json.loads(answer)["error"].startswith("cannot read checkpoint")
     wrong = {**trainer.start.spec.config, "task": {**trainer.start.spec.config["task"], "_target_": "__main__.Nothing"}}
     [answer] = answers([json.dumps({"config": wrong}), config])
-    assert json.loads(answer)["error"] == (
-        "task._target_=__main__.Nothing: defined in the script itself. Try a separate module"
-    )
+    assert json.loads(answer)["error"].startswith("task._target_=__main__.Nothing: ")
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_unknown_device_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"eval_device=cuda:7: this machine has"):
+def test_unknown_eval_device_is_rejected(tmp_path):
+    with raises(ConfigError, key="eval_device=cuda:7"):
         make_trainer("Cartpole", tmp_path, eval=EVAL, eval_device="cuda:7")
 
 
 class Limited(gym.Env):
-    """Rewards 1, 2, ... in an episode; an episode of env i has 2 + i steps, and each later one a step more."""
+    """Env with rewards 1, 2, ...; the first episode of env i has 2 + i steps, each later one a step more."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (1,))
     action_space = gym.spaces.Box(-1.0, 1.0, (1,))
@@ -256,7 +255,7 @@ class Idle(Policy):
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_every_env_plays_as_many_whole_episodes(mode):
+def test_every_env_plays_the_same_number_of_whole_episodes(mode):
     env = GymnasiumEnv(SyncVectorEnv([Limited] * 3, autoreset_mode=mode), seed=0, max_episode_steps=50)
     result, _ = evaluate(env, Idle(), env.reset(), episodes=2)
     lengths = [2, 3, 4, 3, 4, 5]
@@ -281,7 +280,7 @@ def gymnasium_trainer(folder: Path, vectorization: str) -> Trainer:
     )
 
 
-def test_envs_of_another_library_are_evaluated(tmp_path):
+def test_gymnasium_envs_are_evaluated(tmp_path):
     trainer = gymnasium_trainer(tmp_path, "sync")
     first = Evaluation(trainer.start.spec.config)(trainer.state_dict())
     assert first["eval/return"] == first["eval/length"] > 0
@@ -289,7 +288,7 @@ def test_envs_of_another_library_are_evaluated(tmp_path):
     trainer.close()
 
 
-def test_wrong_envs_of_another_library_name_the_setting(tmp_path):
+def test_unknown_gymnasium_env_names_the_setting(tmp_path):
     config = prepare("Gymnasium", env={"id": "CartPole-v1"}).config
     with pytest.raises(ConfigError, match=r"eval\.num_envs=16: env\.id=Nothing-v1"):
         Evaluation({**config, "env": {**config["env"], "id": "Nothing-v1"}})

@@ -1,4 +1,4 @@
-"""Video at the end of a training."""
+"""Tests of the video at the end of a training."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TINY = ("--num-envs", "1", "--width", "64", "--height", "48", "--steps", "24")
 
 @pytest.fixture
 def run(runs_folder, tmp_path, monkeypatch):
-    shutil.copytree(runs_folder / "runs", tmp_path / "runs", symlinks=True)  # other tests make videos there, too
+    shutil.copytree(runs_folder / "runs", tmp_path / "runs", symlinks=True)  # other tests make videos there too
     monkeypatch.chdir(tmp_path)
     return next((tmp_path / "runs" / "Cartpole").glob("2*"))
 
 
 @pytest.mark.slow
-def test_what_went_wrong_is_told(run):
+def test_invalid_video_size_is_reported(run):
     with raises(ConfigError, key="width and height of a video", got=(65, 48)):
         film(run, (*TINY, "--width", "65"))
 
 
 @pytest.mark.slow
-def test_a_training_ends_with_a_video(train_cli, tmp_path):
+def test_training_ends_with_a_video(train_cli, tmp_path):
     small = ("device=cpu", "num_envs=16", "ppo.precision=fp32", "max_iterations=2", "log.console=plain")
     logs = ("log.video=true", "log.tensorboard=true", "wandb_activate=true")
     done = train_cli(*small, *logs, timeout_s=600)

@@ -1,4 +1,4 @@
-"""Objects that tasks hold: tensors on another device are named, and so is what no checkpoint keeps."""
+"""Tests of checks on held objects: tensors on the wrong device, state missing from checkpoints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ from gpusim_rl.env import Stateful
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.run.held_objects import check_devices, unsaved
+from helpers.raised import raises
 from helpers.training import FaultyConfig, make_trainer
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 LOST = torch.zeros(2, device=META)
 CHECK = {"debug": {"check_device": True}}
+
+
+def misplaced(owner: str, path: str) -> Any:
+    """Expect the error for a tensor on the meta device."""
+    return raises(ConfigError, key=f"debug.check_device: {owner}", problem=f"{path} is on meta", expected="cpu")
 
 
 class Goal(Stateful):
@@ -34,7 +40,7 @@ class Goal(Stateful):
 
 
 class Lost(Cartpole):
-    """Cartpole with a tensor that no hook uses."""
+    """Cartpole with an unused tensor on the wrong device."""
 
     Config = FaultyConfig
 
@@ -44,7 +50,7 @@ class Lost(Cartpole):
 
 
 class Late(Cartpole):
-    """Cartpole whose reward is of two devices from its third step on."""
+    """Cartpole whose reward mixes two devices from the third step on."""
 
     Config = FaultyConfig
 
@@ -59,59 +65,58 @@ class Late(Cartpole):
         return {name: term + self.bonus for name, term in super().rewards().items()}
 
 
-def refused(task: Any, folder: Any, **settings: Any) -> str:
-    with pytest.raises(ConfigError) as error:
-        make_trainer(task, folder, **CHECK, **settings).train()
-    return str(error.value)
+def train_checked(task: Any, folder: Any) -> None:
+    make_trainer(task, folder, **CHECK).train()
 
 
-def test_a_tensor_of_the_task_is_named_before_the_run_folder_is_made(tmp_path):
-    said = refused(Lost, tmp_path)
-    assert said == ("debug.check_device: the environment: Goal.value['position'][1] is on meta. Expected cpu")
+def test_misplaced_task_tensor_is_named_before_run_folder_exists(tmp_path):
+    with misplaced("the environment", "Goal.value['position'][1]"):
+        train_checked(Lost, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_setting_nothing_is_looked_at(tmp_path):
+def test_devices_are_not_checked_by_default(tmp_path):
     make_trainer(Lost, tmp_path, max_iterations=1)
 
 
-def test_an_error_of_torch_becomes_one_that_names_the_tensor(tmp_path):
-    assert refused(Late, tmp_path).endswith("the environment: Late.bonus is on meta. Expected cpu")
+def test_torch_device_error_names_the_tensor(tmp_path):
+    with misplaced("the environment", "Late.bonus"):
+        train_checked(Late, tmp_path)
 
 
-def test_tensors_of_the_policy_and_of_the_algorithm_are_named(tmp_path):
+def test_misplaced_policy_and_algorithm_tensors_are_named(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, **CHECK)
     policy: Any = trainer.algorithm.policy
     policy.table = LOST  # a plain attribute: nn.Module.to() leaves it behind
-    with pytest.raises(ConfigError, match=r"the policy: ActorCritic\.table is on meta\. Expected cpu"):
+    with misplaced("the policy", "ActorCritic.table"):
         trainer.collector.update()
     del policy.table
     algorithm: Any = trainer.algorithm
     algorithm.rollout.extra = (LOST,)
-    with pytest.raises(ConfigError, match=r"the algorithm: Rollout\.extra\[0\] is on meta\. Expected cpu"):
+    with misplaced("the algorithm", "Rollout.extra[0]"):
         trainer.collector.update()
 
 
-def test_what_goes_between_them_is_named(tmp_path, monkeypatch):
+def test_misplaced_step_and_action_tensors_are_named(tmp_path, monkeypatch):
     trainer = make_trainer("Cartpole", tmp_path, **CHECK)
     step = trainer.env.step
 
     def lost_length(action: Tensor) -> Any:
-        found = step(action)
-        found.stats["length"] = torch.zeros(8, device=META)
-        return found
+        result = step(action)
+        result.stats["length"] = torch.zeros(8, device=META)
+        return result
 
     monkeypatch.setattr(trainer.env, "step", lost_length)
-    with pytest.raises(ConfigError, match=r"the environment: Step\.stats\['length'\] is on meta\. Expected cpu"):
+    with misplaced("the environment", "Step.stats['length']"):
         trainer.collector.collect()
     monkeypatch.undo()
     monkeypatch.setattr(PPO, "act", lambda self, obs: torch.zeros(8, 1, device=META))
-    with pytest.raises(ConfigError, match=r"the algorithm: \['act\(\)'\] is on meta\. Expected cpu"):
+    with misplaced("the algorithm", "['act()']"):
         trainer.collector.collect()
 
 
 class OnTheHost:
-    """A memory of the host, by design."""
+    """Object whose tensors belong on the host."""
 
     def __init__(self) -> None:
         self.device = CPU
@@ -125,33 +130,33 @@ class Slots:
         self.value = value
 
 
-def test_an_object_says_where_its_tensors_are() -> None:
-    check_devices("it", [OnTheHost()], META)
-    with pytest.raises(ConfigError, match=r"OnTheHost\.value is on cpu\. Expected meta"):
-        check_devices("it", OnTheHost(), META)  # what is asked for itself does not say
+def test_device_attribute_declares_where_tensors_belong() -> None:
+    check_devices("owner", [OnTheHost()], META)
+    with raises(ConfigError, key="debug.check_device: owner", problem="OnTheHost.value is on cpu", expected="meta"):
+        check_devices("owner", OnTheHost(), META)  # the declaration does not apply to the root object
 
 
-def test_slots_circles_and_modules_of_torch_are_looked_into() -> None:
+def test_device_check_covers_slots_cycles_and_torch_modules() -> None:
     circle: list[Any] = [torch.zeros(1)]
     circle.append(circle)
-    check_devices("it", circle, CPU)
-    with pytest.raises(ConfigError, match=r"Slots\.value is on meta"):
-        check_devices("it", {"a": Slots(LOST)}, CPU)
+    check_devices("owner", circle, CPU)
+    with misplaced("owner", "Slots.value"):
+        check_devices("owner", {"a": Slots(LOST)}, CPU)
     net = nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2).to(META))
-    with pytest.raises(ConfigError, match=r"Sequential\.1\.weight_ih_l0 is on meta\. Expected cpu"):
-        check_devices("it", net, CPU)
+    with misplaced("owner", "Sequential.1.weight_ih_l0"):
+        check_devices("owner", net, CPU)
 
 
-def test_a_counter_of_an_optimizer_may_be_on_the_host() -> None:
+def test_optimizer_step_counter_may_be_on_the_host() -> None:
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.Adam([weight])
     weight.grad = torch.zeros(2)
     optimizer.step()
     optimizer.state[weight]["step"] = optimizer.state[weight]["step"].to(META)
-    check_devices("it", [optimizer], CPU)
+    check_devices("owner", [optimizer], CPU)
     optimizer.state[weight]["exp_avg"] = LOST
-    with pytest.raises(ConfigError, match=r"Adam\.state\['exp_avg'\] is on meta"):
-        check_devices("it", [optimizer], CPU)
+    with misplaced("owner", "Adam.state['exp_avg']"):
+        check_devices("owner", [optimizer], CPU)
 
 
 class Helper:
@@ -160,7 +165,7 @@ class Helper:
 
 
 class Owner:
-    """A task with everything that one may count with."""
+    """Task with every kind of object that may hold a counter."""
 
     def __init__(self) -> None:
         self.cfg, self.sim, self.kept, self.level = Helper(), Helper(), torch.zeros(2), Levels()
@@ -200,8 +205,8 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 KEPT: dict[str, Callable[[Any], Any]] = {
     "a tensor": lambda it: it.kept.add_(1.0),
-    "a tensor of a part": lambda it: it.level.value.add_(1.0),
-    "a tensor in a list of a part": lambda it: it.level.inner[0].add_(1.0),
+    "a tensor of a component": lambda it: it.level.value.add_(1.0),
+    "a tensor in a list of a component": lambda it: it.level.inner[0].add_(1.0),
     "settings": lambda it: setattr(it.cfg, "count", 1),
     "the simulator": lambda it: setattr(it.sim, "count", 1),
     "nothing": lambda it: None,
@@ -209,7 +214,7 @@ KEPT: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_no_checkpoint_keeps_is_found(name: str) -> None:
+def test_changed_state_outside_checkpoints_is_found(name: str) -> None:
     it = Owner()
     before = unsaved(it)
     CHANGES[name](it)
@@ -218,7 +223,7 @@ def test_what_no_checkpoint_keeps_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_a_checkpoint_keeps_is_left_out(name: str) -> None:
+def test_state_in_checkpoints_is_not_reported(name: str) -> None:
     it = Owner()
     before = unsaved(it)
     KEPT[name](it)
@@ -236,7 +241,7 @@ class Counting(Cartpole):
 
 
 class Settling(Cartpole):
-    """Cartpole that looks something up in its first control step."""
+    """Cartpole that caches a value in its first control step."""
 
     Config = FaultyConfig
 
@@ -245,17 +250,17 @@ class Settling(Cartpole):
         super().apply_action(action)
 
 
-@pytest.mark.parametrize(("task", "told"), [(Counting, True), (Settling, False), ("Cartpole", False)])
-def test_a_python_number_of_a_task_is_told_of_once_at_the_first_checkpoint(
-    task: Any, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("task", "warned"), [(Counting, True), (Settling, False), ("Cartpole", False)])
+def test_unsaved_python_number_warns_once_at_first_checkpoint(
+    task: Any, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = None if isinstance(task, str) else FaultyConfig()
     make_trainer(task, tmp_path, config, log={"checkpoint_interval": 1}).train()
     lines = [record.message for record in caplog.records if "checkpoint" in record.message]
-    assert len(lines) == told and all("Counting.count" in line for line in lines)
+    assert len(lines) == warned and all("Counting.count" in line for line in lines)
 
 
-def test_odd_values_end_no_training_and_tensors_that_are_kept_are_not_named() -> None:
+def test_unsaved_state_check_tolerates_odd_values() -> None:
     with torch.inference_mode():
         made = torch.ones(2)
     it = SimpleNamespace(many=10**5000, extras={}, helper=SimpleNamespace(made=made), motions=np.zeros((9 << 20,)))

@@ -1,4 +1,4 @@
-"""Memory: that of a run over time and by the number of envs, and an allocation that fails."""
+"""Tests of memory: growth over time and with num_envs, failed allocations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with scratch_training(["task=Cartpole", f"num_envs={envs}", *small]) as (trainer
 
 
 def memory_of(command, num_envs: int, warm_up: int, iterations: int) -> list[int]:
-    """Resident memory after the warm-up, at the end, and its peak [B]."""
+    """Return resident memory after the warm-up, at the end, and its peak [B]."""
     done = command(sys.executable, "-c", LONG_RUN, str(num_envs), str(warm_up), str(iterations))
     return [int(number) for number in done.stdout.split()[-3:]]
 
@@ -43,16 +43,16 @@ def memory_of(command, num_envs: int, warm_up: int, iterations: int) -> list[int
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_does_not_grow_with_iterations(command):
     before, after, _ = memory_of(command, 64, 20, 300)
-    assert after - before < 8e6, f"{(after - before) / 300:.0f} B an iteration"
+    assert after - before < 8e6, f"{(after - before) / 300:.0f} B per iteration"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_grows_linearly_with_envs(command):
-    sizes = (16384, 65536, 131072)  # far apart: what the allocator keeps differs by 20 MB from run to run
+    sizes = (16384, 65536, 131072)  # far apart: memory kept by the allocator varies by 20 MB
     first, second, third = (memory_of(command, num_envs, 2, 0)[2] for num_envs in sizes)
     few, many = (second - first) / (sizes[1] - sizes[0]), (third - second) / (sizes[2] - sizes[1])
-    assert 0.6 < many / few < 1.7, f"{few:.0f} B an env, then {many:.0f} B"  # quadratic growth would make it 2.4
+    assert 0.6 < many / few < 1.7, f"{few:.0f} B per env, then {many:.0f} B"  # 2.4 with quadratic growth
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_memory_grows_linearly_with_envs(command):
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
-def test_an_allocation_that_fails_is_one_line(error):
+def test_failed_allocation_suggests_half_of_the_envs(error):
     with raises(ConfigError, key="num_envs=4096", hint="Try num_envs=2048") as info, one_line_if_out_of_memory(4096):
         raise error
     assert "\n" not in str(info.value)
@@ -71,7 +71,7 @@ def test_an_allocation_that_fails_is_one_line(error):
         raise RuntimeError("a bug")
 
 
-def test_physics_that_finds_no_memory_suggests_half_of_the_envs(tmp_path, monkeypatch):
+def test_physics_out_of_memory_suggests_half_of_the_envs(tmp_path, monkeypatch):
     def few_envs_only(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("nworld", getattr(args[-1], "nworld", None)) == 512:
             raise RuntimeError("Failed to allocate 17179869184 bytes on device 'cuda:0'")

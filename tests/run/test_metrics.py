@@ -1,4 +1,4 @@
-"""Numbers of a run: the window of finished episodes against a slow reference, rows, and what a checkpoint keeps."""
+"""Tests of metrics: episode window against a slow reference, rows, state in checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Reference:
-    """Return and length of the last `size` counted episodes, one env after the other."""
+    """Slow reference: return and length of the last `size` counted episodes, env by env."""
 
     def __init__(self, num_envs: int, size: int) -> None:
         self.running = [(0.0, 0)] * num_envs
@@ -47,19 +47,19 @@ class Reference:
     [
         (1, 3, 0.3),
         (5, 100, 0.1),  # never full
-        (40, 4, 0.9),  # far more than the window in one rollout
-        (16, 16, 1.0),  # exactly the window in every step
+        (40, 4, 0.9),  # one rollout exceeds the window
+        (16, 16, 1.0),  # every step fills the window
     ],
 )
 @pytest.mark.parametrize("horizon", [1, 5])
-def test_the_window_equals_a_plain_python_reference(num_envs, size, rate, horizon):
+def test_episode_window_equals_python_reference(num_envs, size, rate, horizon):
     random = torch.Generator().manual_seed(num_envs)
     window, reference = EpisodeWindow(num_envs, size, CPU), Reference(num_envs, size)
     steps = []
     for step in range(60):
         # sums of eighths are exact in any order
         reward = torch.randint(-40, 40, (num_envs,), generator=random) / 8
-        # now and then all envs end at once, now and then none
+        # sometimes all envs end at once, sometimes none
         chance = {3: 1.0, 4: 0.0}.get(step % 20, rate)
         done = torch.rand(num_envs, generator=random) < chance
         counts = torch.rand(num_envs, generator=random) < 0.8
@@ -74,17 +74,17 @@ def test_the_window_equals_a_plain_python_reference(num_envs, size, rate, horizo
         assert means == pytest.approx(reference.means(), nan_ok=True, rel=1e-6)
 
 
-def test_the_window_is_empty_until_a_whole_episode_ends():
+def test_episode_window_ignores_incomplete_episodes():
     window = EpisodeWindow(2, 3, CPU)
     everywhere, nowhere = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2, dtype=torch.bool)
-    window.record(torch.ones(1, 2), everywhere, nowhere)  # ended, but cut short
+    window.record(torch.ones(1, 2), everywhere, nowhere)  # ended early
     mean_return, mean_length, count, _ = window.means()
     assert mean_return.isnan() and mean_length.isnan() and count == 0
     window.record(torch.ones(1, 2), everywhere, everywhere)  # the next episode began at zero
     assert [value.item() for value in window.means()[:3]] == [1.0, 1.0, 2.0]
 
 
-def test_the_window_continues_from_its_state():
+def test_episode_window_resumes_from_its_state():
     random = torch.Generator().manual_seed(0)
     windows = [EpisodeWindow(6, 4, CPU), EpisodeWindow(6, 4, CPU)]
     for step in range(30):
@@ -98,7 +98,7 @@ def test_the_window_continues_from_its_state():
     assert windows[0].total == windows[1].total
 
 
-def test_a_few_absurd_episodes_do_not_move_the_trimmed_mean():
+def test_trimmed_mean_resists_outliers():
     window = EpisodeWindow(100, 100, CPU)
     everywhere = torch.ones(1, 100, dtype=torch.bool)
     reward = torch.arange(100.0)[None]
@@ -107,7 +107,7 @@ def test_a_few_absurd_episodes_do_not_move_the_trimmed_mean():
     absurd = torch.cat([torch.tensor([[1e30, 1e30, torch.inf]]), reward[:, 3:]], dim=1)
     window.record(absurd, everywhere, everywhere)
     assert window.means()[0] == torch.inf and 49.5 < window.means()[3] < 53.0
-    window.record(reward + 10.0, everywhere, everywhere)  # all of them: that is the policy
+    window.record(reward + 10.0, everywhere, everywhere)  # a change of all episodes moves the mean
     assert window.means()[3] == 59.5
 
 
@@ -153,7 +153,7 @@ def flush(metrics: Metrics, **extra: Tensor) -> dict[str, Any]:
     return row
 
 
-def test_a_tasks_numbers_are_means_over_the_worlds_that_tell_something():
+def test_task_stats_are_means_over_envs_with_values():
     metrics = Metrics(4, CPU)
     nan = torch.nan
     level, success = torch.tensor([0.0, 1.0, 2.0, 5.0]), torch.tensor([nan, 1.0, nan, nan])
@@ -167,7 +167,7 @@ def test_a_tasks_numbers_are_means_over_the_worlds_that_tell_something():
     assert row["task/level"] == 2.0 and row["task/success"] is None
 
 
-def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
+def test_row_has_interval_sums_term_means_and_window():
     metrics = Metrics(4, CPU)
     # env 0 ended because it diverged
     record(metrics, make_step(4, 1.0), make_step(4, 3.0, done=2, diverged=1))
@@ -176,7 +176,7 @@ def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
     assert row == {
         "episode/return": 4.0,
         "episode/length": 2.0,
-        "episode/count": 1.0,  # of two that ended, one is whole
+        "episode/count": 1.0,  # of two that ended, one is complete
         "episode/trimmed_return": None,
         "sim/diverged": 1.0,
         "sim/bad_actions": 0.0,
@@ -191,12 +191,12 @@ def test_a_row_has_sums_of_its_interval_means_of_terms_and_the_window():
 
     record(metrics, make_step(4, 8.0))
     metrics.record_update({"loss/value": torch.tensor(0.25)})
-    row = flush(metrics)  # the sums began again, the window goes on
+    row = flush(metrics)  # sums restart, the window continues
     assert (row["sim/diverged"], row["episode/ended"], row["reward/speed"]) == (0.0, 0.0, 6.0)
     assert (row["episode/return"], row["loss/value"]) == (4.0, 0.25)
 
 
-def test_recording_never_waits_for_the_device():
+def test_recording_adds_no_sync():
     metrics = Metrics(4, CPU)
     stats = {"loss/value": torch.tensor(0.5), "check/obs": torch.tensor(0.0)}
     record(metrics, make_step(4, 1.0, done=1))
@@ -208,7 +208,7 @@ def test_recording_never_waits_for_the_device():
     assert syncs.total == 0, syncs.locations
 
 
-def test_an_unfinished_interval_survives_a_checkpoint():
+def test_unfinished_log_interval_survives_a_checkpoint():
     whole, stopped, resumed = Metrics(4, CPU), Metrics(4, CPU), Metrics(4, CPU)
     before = [make_step(4, 1.0), make_step(4, 2.0, done=3, diverged=1)]
     after = [make_step(4, 5.0, done=4), make_step(4, 0.5)]
@@ -222,7 +222,7 @@ def test_an_unfinished_interval_survives_a_checkpoint():
     assert flush(resumed) == flush(whole)
 
 
-def test_a_rollout_that_was_broken_off_is_forgotten():
+def test_aborted_rollout_is_discarded():
     metrics = Metrics(4, CPU)
     metrics.begin_rollout()
     metrics.record_step(make_step(4, 100.0, done=4))
@@ -231,7 +231,7 @@ def test_a_rollout_that_was_broken_off_is_forgotten():
     assert (row["reward/speed"], row["episode/ended"]) == (0.75, 0.0)
 
 
-def test_a_row_on_its_way_is_waited_for_once():
+def test_pending_row_is_waited_for_once():
     class Event:
         waits = 0
 
@@ -239,7 +239,7 @@ def test_a_row_on_its_way_is_waited_for_once():
             self.waits += 1
 
     metrics, event = Metrics(4, CPU), Event()
-    metrics.wait()  # nothing is on its way
+    metrics.wait()  # no pending row
     assert metrics.drain() == []
     metrics._in_flight, metrics._arrival = ("host", ["a"], torch.tensor([2.0])), event  # type: ignore[assignment]
     metrics.wait()
@@ -248,7 +248,7 @@ def test_a_row_on_its_way_is_waited_for_once():
     assert metrics.drain() == []
 
 
-def test_the_state_is_a_snapshot():
+def test_metrics_state_is_a_snapshot():
     metrics = Metrics(4, CPU)
     record(metrics, make_step(4, 1.0))
     state = metrics.state_dict()
@@ -259,38 +259,38 @@ def test_the_state_is_a_snapshot():
     assert fresh.episodes.total == 0
 
 
-def test_what_is_taken_and_added_elsewhere_is_what_one_would_have_counted() -> None:
+def test_metrics_moved_from_actor_to_learner_equal_local_metrics() -> None:
     envs, steps = 3, 5
-    here, actor, learner = (Metrics(envs, torch.device("cpu")) for _ in range(3))
+    local, actor, learner = (Metrics(envs, torch.device("cpu")) for _ in range(3))
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
-        for metrics in (here, actor):
+        for metrics in (local, actor):
             metrics.begin_rollout()
         for _ in range(steps):
             reward, kind = (torch.rand(envs, generator=generator) for _ in range(2))
             done = kind < 0.4
-            nothing = torch.zeros(envs, dtype=torch.bool)
+            nowhere = torch.zeros(envs, dtype=torch.bool)
             step: Any = SimpleNamespace(
                 reward=reward,
                 terms={"all": reward},
                 stats={"number": torch.where(done, reward, torch.nan)},
                 done=done,
-                incomplete=done & (kind < 0.2),  # of a staggered start
-                diverged=nothing,
-                bad_action=nothing,
+                incomplete=done & (kind < 0.2),  # from a staggered start
+                diverged=nowhere,
+                bad_action=nowhere,
                 skipped=None,
             )
-            for metrics in (here, actor):
+            for metrics in (local, actor):
                 metrics.record_step(step)
-        for metrics in (here, actor):
+        for metrics in (local, actor):
             metrics.end_rollout()
         learner.add(actor.take())
-    [(_, expected)], [(_, found)] = here.flush(None, {}), learner.flush(None, {})
-    assert found == pytest.approx(expected)
+    [(_, expected)], [(_, moved)] = local.flush(None, {}), learner.flush(None, {})
+    assert moved == pytest.approx(expected)
     assert expected["episode/count"] and expected["episode/count"] < expected["episode/ended"]
 
 
-def test_a_name_may_appear_in_the_middle_of_a_rollout():
+def test_new_stat_may_appear_within_a_rollout():
     metrics = Metrics(2, CPU)
     known, late = torch.tensor([1.0, torch.nan]), torch.tensor([torch.nan, 5.0])
     for stats in ({"a": known}, {}, {"b": late, "a": known + 2.0}):
@@ -305,7 +305,7 @@ def test_a_name_may_appear_in_the_middle_of_a_rollout():
 
 
 class Pair(Collective):
-    """One of two processes; what the other one has is known."""
+    """One of two processes; the other has the given names."""
 
     size = 2
 
@@ -319,7 +319,7 @@ class Pair(Collective):
         return list(tensors)
 
 
-def test_processes_that_know_other_names_add_the_same_numbers():
+def test_processes_with_different_stat_names_agree_on_order():
     pair = Pair(["task/b", "task/a"])
     metrics = Metrics(2, CPU, collective=pair, late_names=True)
     metrics.record_step(make_step(2, 1.0, stats={"a": torch.ones(2), "c": torch.ones(2)}))

@@ -1,4 +1,4 @@
-"""Whole runs of the off-policy algorithms: resumed, evaluated, played."""
+"""Tests of whole off-policy runs: resume, evaluation, playback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trainer(name: str, folder: Path, /, changes: dict[str, Any] | None = None, *
 
 
 @pytest.mark.parametrize(("name", "changes", "task"), [("dqn", {}, {}), ("sac", IMAGES, PAINTED)])
-def test_a_run_resumes_bit_for_bit(name: str, changes: dict[str, Any], task: dict[str, Any], tmp_path: Path) -> None:
+def test_resumed_run_is_bit_identical(name: str, changes: dict[str, Any], task: dict[str, Any], tmp_path: Path) -> None:
     trainer(name, tmp_path / "whole", changes, **task, max_iterations=6).train()
     trainer(name, tmp_path / "parts", changes, **task).train()
     run = the_run(tmp_path / "parts")
@@ -46,8 +46,8 @@ def test_a_run_resumes_bit_for_bit(name: str, changes: dict[str, Any], task: dic
 
 
 @pytest.mark.parametrize("name", ["rainbow", "host"])
-def test_a_checkpoint_does_not_grow_with_the_capacity(name: str, tmp_path: Path) -> None:
-    """Nothing in it is a view of something larger either, which `torch.save` would write as a whole."""
+def test_checkpoint_size_is_independent_of_replay_capacity(name: str, tmp_path: Path) -> None:
+    """No saved tensor is a view of a larger storage, which `torch.save` would write in full."""
     algorithm = {"rainbow": "dqn", "host": "sac"}[name]
     sizes = []
     for capacity in (1_000, 100_000):
@@ -62,28 +62,25 @@ def test_a_checkpoint_does_not_grow_with_the_capacity(name: str, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def sac_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of SAC, which no test may change."""
+    """Read-only run of SAC."""
     folder = tmp_path_factory.mktemp("sac")
     trainer("sac", folder).train()
     return the_run(folder)
 
 
-def test_a_run_resumes_with_another_time_limit_and_fills_its_memory_again(
-    sac_run: Path, tmp_path: Path, capsys
-) -> None:
+def test_changed_time_limit_empties_replay_at_resume(sac_run: Path, tmp_path: Path, capsys) -> None:
     run = shutil.copytree(sac_run, tmp_path / "run")
     resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6, task={"episode_length": 100}))
-    said = capsys.readouterr().err
-    assert "the time limit changed from 9 to 100" in said
+    assert "time limit changed from 9 to 100" in capsys.readouterr().err
     assert int(resumed.algorithm.replay.fill) == 0  # type: ignore[attr-defined]
     resumed.train()
 
 
-def test_an_evaluation_takes_any_number_of_envs_and_no_memory(sac_run: Path) -> None:
+def test_evaluation_accepts_more_envs_than_replay_capacity(sac_run: Path) -> None:
     assert evaluate_run(prepare("Cartpole", checkpoint=str(sac_run), test=True, num_envs=300))["episodes"] == 300
 
 
-def test_errors_name_the_section_that_the_run_has(tmp_path: Path) -> None:
+def test_errors_name_the_section_of_the_variant(tmp_path: Path) -> None:
     (tmp_path / "algo").mkdir()
     yaml = (ROOT / "cfg" / "algo" / "sac.yaml").read_text()
     for old in ("name: sac", "@sac,", "\nsac:"):
@@ -103,7 +100,7 @@ def test_errors_name_the_section_that_the_run_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["sac", "dqn"])
-def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
+def test_trained_policy_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
     trained = trainer(name, tmp_path)
     trained.train()
     run = str(the_run(tmp_path))
@@ -119,8 +116,8 @@ def test_it_is_evaluated_and_played(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", NAMES)
-def test_it_learns_pendulum_within_20_000_steps(name: str, tmp_path: Path) -> None:
-    iterations = 78 if name == "dqn" else 156  # its horizon is twice as long
+def test_off_policy_algorithms_learn_pendulum_in_20_000_steps(name: str, tmp_path: Path) -> None:
+    iterations = 78 if name == "dqn" else 156  # the horizon of dqn is twice as long
     settings: dict[str, Any] = {"max_iterations": iterations, "seed": 1}
     settings["log"] = {"console": "quiet", "dir": str(tmp_path)}
     it = make_trainer(prepare("Gymnasium", algo=name, env={"id": "Pendulum-v1"}, **settings))
@@ -128,14 +125,12 @@ def test_it_learns_pendulum_within_20_000_steps(name: str, tmp_path: Path) -> No
     assert it.env_steps == 19_968
     envs = GymnasiumEnv(gymnasium.make_vec("Pendulum-v1", num_envs=64), seed=2)
     result, _ = evaluate(envs, it.algorithm.policy, envs.reset())
-    assert result["return_mean"] > -200.0  # -1200 of a random policy; about -150 is the best
+    assert result["return_mean"] > -200.0  # random policy: -1200; best: about -150
 
 
-def test_another_capacity_does_not_fit_a_checkpoint(sac_run: Path) -> None:
+def test_changed_capacity_or_algorithm_is_rejected_at_resume(sac_run: Path) -> None:
     run = str(sac_run)
-    with pytest.raises(
-        ConfigError, match=r"does not fit this configuration: sac\.replay\.capacity: saved 400, now 800"
-    ):
+    with pytest.raises(ConfigError, match=r"sac\.replay\.capacity: saved 400, now 800"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac={"replay": {"capacity": 800}}))
     with pytest.raises(ConfigError, match=r"is of algo=sac, not algo=td3"):
         make_trainer(prepare("Cartpole", checkpoint=run, algo="td3"))
@@ -147,7 +142,7 @@ def test_fast_sac_is_a_variant_of_sac() -> None:
 
 
 @pytest.mark.parametrize("capacity", [15, 7])
-def test_a_memory_of_less_than_two_steps_is_one_line(capacity: int, tmp_path: Path) -> None:
+def test_replay_of_less_than_two_steps_is_rejected(capacity: int, tmp_path: Path) -> None:
     changes = {"replay": {"capacity": capacity}, "learning_starts": 4, "batch_size": 4}
     with raises(ConfigError, key="sac.replay.capacity", got=capacity):
         trainer("sac", tmp_path, changes)

@@ -1,4 +1,4 @@
-"""A run from before a setting existed: it is resumed, evaluated, played, and teaches."""
+"""Tests of runs older than a setting: resume, evaluation, playback, use as a teacher."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from helpers.training import make_trainer as small_trainer
 from helpers.training import the_run
 
 
-def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) -> None:
+def test_older_run_gets_new_defaults_and_drops_removed_settings(tmp_path: Path) -> None:
     small_trainer("Cartpole", tmp_path).train()
     folder = the_run(tmp_path)
     file = folder / "checkpoints" / "last.pt"
@@ -54,14 +54,14 @@ def test_a_run_takes_todays_defaults_and_drops_what_was_removed(tmp_path: Path) 
     make_trainer(prepare("Cartpole", algo="distill", num_envs=2, max_iterations=1, distill=taught, log=log)).train()
 
 
-def test_settings_of_a_users_own_keep_their_names() -> None:
+def test_user_settings_keep_their_names() -> None:
     own = {"task": {"imitation": {"weight": 1.0}}, "mine": {"imitation": {"teacher": "x", "end": 3}}}
     settings = copy.deepcopy(own)
     upgrade_settings(settings)
     assert {name: settings[name] for name in own} == own
 
 
-def test_former_paths_of_our_algorithms_need_no_trust() -> None:
+def test_former_algorithm_paths_are_trusted() -> None:
     for name, (target, _) in ALGORITHMS.items():
         if name in ("amp", "bc", "distill"):
             former = f"gpusim_rl.learn.{name}.{'Distill' if name == 'distill' else name.upper()}"
@@ -72,7 +72,7 @@ def test_former_paths_of_our_algorithms_need_no_trust() -> None:
         check_saved_settings(odd, Path("config.yaml"))
 
 
-def test_a_checkpoint_from_before_extensions_has_their_states() -> None:
+def test_checkpoint_older_than_extensions_restores_their_states() -> None:
     it, env = learner("amp", {})
     run(it, env, env.reset(), 2)
     state = saved(it.state_dict())
@@ -85,7 +85,7 @@ def test_a_checkpoint_from_before_extensions_has_their_states() -> None:
     assert differences(saved(other.state_dict()), state) == []
 
 
-def test_defaults_are_those_of_the_composed_yaml() -> None:
+def test_upgraded_settings_equal_composed_defaults() -> None:
     for name in ("ppo", "amp", "impala", "sac", "dqn", "distill"):
         settings: dict[str, Any] = {"algo": {"name": name}, name: {}}
         upgrade_settings(settings)

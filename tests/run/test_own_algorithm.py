@@ -1,4 +1,4 @@
-"""An algorithm and a network of the user's own, as docs/algorithms.md has them: trained, resumed, evaluated, played."""
+"""Tests of custom algorithms, networks and extensions with the files of docs/algorithms.md."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ DOCUMENT = (ROOT / "docs" / "algorithms.md").read_text()
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files of the document, in the current folder."""
+    """Write the files of the document to the working directory."""
     files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", DOCUMENT, re.DOTALL)
-    ours = {
+    expected = {
         "my_cfg/algo/search.yaml",
         "my_cfg/algo/calm_ppo.yaml",
         "my_search.py",
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "smooth.py",
         "test_my_algorithms.py",
     }
-    assert {name for name, _ in files} == ours | {"controller.py"}
+    assert {name for name, _ in files} == expected | {"controller.py"}
     for name, content in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -64,7 +64,7 @@ def trainer(**settings: Any) -> Trainer:
 
 
 @pytest.mark.slow
-def test_it_learns(folder: Path) -> None:
+def test_custom_algorithm_learns(folder: Path) -> None:
     long = trainer(num_envs=512, max_iterations=40, seed=1)
     first, last = None, long.train()
     rows = read_csv(the_run(folder / "runs"))
@@ -74,12 +74,12 @@ def test_it_learns(folder: Path) -> None:
     assert {"search/earned", "search/spread"} <= rows[-1].keys()
 
 
-def test_it_resumes_bit_for_bit(folder: Path) -> None:
+def test_custom_algorithm_resumes_bit_identically(folder: Path) -> None:
     whole = trainer(max_iterations=6, log={"console": "quiet", "dir": "whole"})
     whole.train()
     trainer(max_iterations=3).train()
     run = the_run(folder / "runs")
-    # Which algorithm it was stands in the folder of the run. That its code may be run says the user.
+    # the run folder names the algorithm; the user must trust its code
     with pytest.raises(ConfigError, match=r"algo\._target_=my_search\.RandomSearch would run code"):
         prepare("Cartpole", checkpoint=str(run))
     resumed = make_trainer(prepare("Cartpole", checkpoint=str(run), max_iterations=6, config_dir="my_cfg"))
@@ -88,7 +88,7 @@ def test_it_resumes_bit_for_bit(folder: Path) -> None:
     assert_same_run(folder / "whole", folder / "runs", "/config")
 
 
-def test_it_is_evaluated_and_played(folder: Path) -> None:
+def test_trained_policy_is_evaluated_and_played(folder: Path) -> None:
     trainer(max_iterations=2).train()
     run = str(the_run(folder / "runs"))
     result = evaluate_run(prepare("Cartpole", checkpoint=run, test=True, trust=True))
@@ -102,14 +102,14 @@ def test_it_is_evaluated_and_played(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [name for name in vars(AlgorithmConformance) if name.startswith("test_")])
-def test_it_conforms(folder: Path, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_algorithm_passes_conformance_suite(folder: Path, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = module("test_my_algorithms").TestMyAlgorithms()
     assert suite.names() == ["search"] and suite.settings["search"]["horizon"] == 8
-    more: Any = {"test_an_iteration_reads_no_value": [monkeypatch]}
+    more: Any = {"test_iteration_runs_on_meta_tensors": [monkeypatch]}
     getattr(suite, check)("search", *more.get(check, []))
 
 
-def test_a_class_is_enough_from_python(folder: Path) -> None:
+def test_algorithm_class_trains_without_a_yaml(folder: Path) -> None:
     algorithm = module("my_search").RandomSearch
     quiet = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}}
     gpusim_rl.train("Cartpole", algo=algorithm, random_search={"noise": 0.1}, **quiet)
@@ -120,40 +120,38 @@ def test_a_class_is_enough_from_python(folder: Path) -> None:
     )
     assert isinstance(resumed.algorithm, algorithm) and resumed.cfg.algorithm.noise == 0.1
     assert resumed.train()["iteration"] == 3
-    with pytest.raises(ConfigError, match=r"unknown key 'random_search.nois'. Did you mean 'random_search.noise'\?"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'random_search.noise'\?"):
         prepare("Cartpole", algo=algorithm, random_search={"nois": 0.1})
 
 
-def test_mistakes_are_one_line(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown algo 'serch'\. Did you mean 'search'\?"):
+def test_mistakes_of_a_custom_algorithm_are_reported(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'serch'.* Did you mean 'search'\?"):
         trainer(algo="serch")
-    with pytest.raises(ConfigError, match=r"search\.noise: expected a number, got 'much'"):
+    with raises(ConfigError, key="search.noise", got="much"):
         trainer(search={"noise": "much"})
-    with pytest.raises(ConfigError, match=r"ppo\.gamma has no effect with algo=search\. Try algo=ppo"):
+    with pytest.raises(ConfigError, match=r"^ppo\.gamma .* Try algo=ppo"):
         prepare("Ant", config_dir="my_cfg", algo="search", ppo={"gamma": 0.9})
     yaml = folder / "my_cfg" / "algo" / "search.yaml"
     yaml.write_text(yaml.read_text().replace("my_search.RandomSearch", "my_search.LinearPolicy"))
-    with pytest.raises(
-        ConfigError, match=r"algo\._target_=my_search.LinearPolicy: expected a subclass of gpusim_rl.Algo"
-    ):
+    with pytest.raises(ConfigError, match=r"^algo\._target_=my_search.LinearPolicy: .*gpusim_rl.Algo"):
         trainer()
 
 
-def test_settings_that_are_a_plain_dataclass_have_the_defaults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed(folder, "SearchConfig(AlgorithmConfig)", "SearchConfig")
-    changed(folder, "    structure = policy_structure = ()", "    ")
+def test_plain_dataclass_config_gets_default_declarations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit_algorithm(folder, "SearchConfig(AlgorithmConfig)", "SearchConfig")
+    edit_algorithm(folder, "    structure = policy_structure = ()", "    ")
     trainer(num_envs=8, max_iterations=1).train()
     run = str(the_run(folder / "runs"))
     resumed = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=2, trust=True))
     assert resumed.train()["iteration"] == 2
-    with pytest.raises(ConfigError, match=r"does not fit this configuration: search\.horizon: saved 32, now 16"):
+    with pytest.raises(ConfigError, match=r"search\.horizon: saved 32, now 16"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, search={"horizon": 16}, trust=True))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    with pytest.raises(ConfigError, match=r"multi_gpu=true: algo=search is not data parallel"):
+    with pytest.raises(ConfigError, match=r"^multi_gpu=true: "):
         joined(prepare("Cartpole", config_dir="my_cfg", algo="search", multi_gpu=True)).__enter__()
 
 
-def test_a_variant_of_an_algorithm_keeps_its_section(folder: Path) -> None:
+def test_variant_yaml_keeps_the_section_of_its_algorithm(folder: Path) -> None:
     (folder / "my_cfg" / "algo" / "slow.yaml").write_text(
         "# @package _global_\ndefaults: [ppo, _self_]\nppo: {learning_rate: 1.0e-5}\n"
     )
@@ -162,15 +160,15 @@ def test_a_variant_of_an_algorithm_keeps_its_section(folder: Path) -> None:
     assert spec.cfg.algorithm.network._target_ == "my_network.Residual"
 
 
-def test_a_yaml_without_its_first_line_is_one_line(folder: Path) -> None:
+def test_yaml_without_package_header_is_rejected(folder: Path) -> None:
     yaml = folder / "my_cfg" / "algo" / "search.yaml"
     yaml.write_text(yaml.read_text().partition("\n")[2])
     with pytest.raises(ConfigError, match="# @package _global_"):
         trainer()
 
 
-def changed(folder: Path, old: str, new: str) -> None:
-    """The algorithm of the document with a mistake."""
+def edit_algorithm(folder: Path, old: str, new: str) -> None:
+    """Replace text in the algorithm of the document."""
     file = folder / "my_search.py"
     content = file.read_text()
     assert old in content
@@ -178,17 +176,17 @@ def changed(folder: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "line"),
+    ("value", "kind", "path"),
     [
-        ("self", r"the state to save has a my_search\.RandomSearch at algorithm/own\. Expected tensors, numbers"),
-        ("__import__('numpy').float64(1)", r"has a numpy\.float64 at algorithm/own\."),
-        ("[0, {'a': print}]", r"has a builtin_function_or_method at algorithm/own/1/a\."),
+        ("self", "my_search.RandomSearch", "algorithm/own"),
+        ("__import__('numpy').float64(1)", "numpy.float64", "algorithm/own"),
+        ("[0, {'a': print}]", "builtin_function_or_method", "algorithm/own/1/a"),
     ],
 )
-def test_a_state_that_no_checkpoint_can_hold_is_one_line_at_the_start(folder: Path, value: str, line: str) -> None:
-    changed(folder, 'return {"tried"', f'return {{"own": {value}, "tried"')
+def test_unsupported_state_is_rejected_at_start(folder: Path, value: str, kind: str, path: str) -> None:
+    edit_algorithm(folder, 'return {"tried"', f'return {{"own": {value}, "tried"')
     own = trainer(num_envs=8, max_iterations=1)
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(ConfigError, match=re.escape(f"{kind} at {path}")):
         own.train()
     assert not (folder / "runs").exists()
 
@@ -201,35 +199,34 @@ def test_a_state_that_no_checkpoint_can_hold_is_one_line_at_the_start(folder: Pa
         ('{"earned": mean}', "", "names such as 'search/earned'"),
     ],
 )
-def test_a_wrong_number_of_an_update_is_one_line(folder: Path, returned: str, key: str, expected: str) -> None:
-    changed(folder, 'return {"search/earned": mean, "search/spread": spread}', f"return {returned}")
+def test_invalid_update_metrics_are_rejected(folder: Path, returned: str, key: str, expected: str) -> None:
+    edit_algorithm(folder, 'return {"search/earned": mean, "search/spread": spread}', f"return {returned}")
     with raises(ConfigError, key=f"RandomSearch.update(){key}", expected=expected):
         trainer(num_envs=8, max_iterations=1).train()
 
 
-def test_a_missing_method_is_one_line(folder: Path) -> None:
-    changed(folder, "def record(self", "def recrod(self")
-    line = r"algorithm RandomSearch does not define record\. It has 'recrod': did you mean 'record'\?"
-    with pytest.raises(ConfigError, match=line):
+def test_missing_method_is_rejected(folder: Path) -> None:
+    edit_algorithm(folder, "def record(self", "def recrod(self")
+    with pytest.raises(ConfigError, match=r"RandomSearch .*'recrod': did you mean 'record'\?"):
         trainer()
 
 
 PPO = {"num_envs": 8, "max_iterations": 2, "log": {"console": "quiet"}, "ppo": SMALL_PPO}
 
 
-def test_a_network_by_its_name_trains_resumes_and_plays(folder: Path) -> None:
+def test_network_by_class_path_trains_resumes_and_plays(folder: Path) -> None:
     settings = {**PPO, "ppo": {**SMALL_PPO, "network": {"hidden": [24], "_target_": "my_network.Residual"}}}
     own = make_trainer(prepare("Cartpole", **settings))
     policy = own.algorithm.policy
     assert isinstance(policy, ActorCritic) and isinstance(policy.actor.layers, module("my_network").Residual)
     before = policy.actor.layers.second.weight.clone()
     own.train()
-    assert not torch.equal(before, policy.actor.layers.second.weight), "it is trained"
+    assert not torch.equal(before, policy.actor.layers.second.weight), "weights change"
     run = str(the_run(folder / "runs"))
     with pytest.raises(ConfigError, match=r"ppo\.network\._target_=my_network\.Residual would run code"):
         prepare("Cartpole", checkpoint=run)
     assert prepare("Cartpole", checkpoint=run, ppo={"network": {"_target_": "my_network.Residual"}})
-    again = {"network": module("my_network").Residual}  # in place of its name
+    again = {"network": module("my_network").Residual}  # class in place of its path
     resumed = make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=3, **again))
     assert differences(resumed.algorithm.policy.state_dict(), policy.state_dict()) == []
     resumed.train()
@@ -238,19 +235,19 @@ def test_a_network_by_its_name_trains_resumes_and_plays(folder: Path) -> None:
     player.close()
 
 
-def test_a_network_as_an_argument(folder: Path) -> None:
+def test_network_class_is_accepted_as_argument(folder: Path) -> None:
     residual = module("my_network").Residual
     own = make_trainer(
         prepare("Cartpole", network=residual, **{**PPO, "ppo": {**SMALL_PPO, "network": {"rnn": "gru"}}})
     )
     actor: Any = own.algorithm.policy.actor
-    assert isinstance(actor.layers, residual) and actor.layers.first.in_features == 256, "behind the recurrent layer"
+    assert isinstance(actor.layers, residual) and actor.layers.first.in_features == 256, "after the recurrent layer"
     assert own.start.spec.config["ppo"]["network"]["_target_"] == "my_network.Residual"
 
     class Local(residual):
         pass
 
-    with pytest.raises(ConfigError, match=r"network=Local: .* the class must be at the top level of a module"):
+    with pytest.raises(ConfigError, match=r"^network=Local: .*top level"):
         prepare("Cartpole", network=Local)
 
 
@@ -273,27 +270,23 @@ class Net(nn.Module):
     ("old", "new", "line"),
     [
         ("self.out_size = 4", "pass", "no int attribute out_size"),
-        ("return", "return 1,", r"wrong output for an input of shape \[2, 4\]\. Expected .*, got 'tuple'"),
+        ("return", "return 1,", r".*\[2, 4\]\. Expected .*, got 'tuple'"),
         ("= 4\n", "= size + cfg\n", r"Net\(size, cfg\) failed: unsupported operand .* at my_net\.py:8\. size is 4"),
     ],
 )
-def test_a_network_that_does_not_fit_is_one_line(folder: Path, old: str, new: str, line: str) -> None:
+def test_invalid_network_is_rejected(folder: Path, old: str, new: str, line: str) -> None:
     assert old in NET
     (folder / "my_net.py").write_text(NET.replace(old, new))
     with pytest.raises(ConfigError, match=rf"^ppo\.network\._target_=my_net\.Net: {line}"):
         make_trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "my_net.Net"}}}))
 
 
-def test_what_is_no_network_is_one_line(folder: Path) -> None:
-    line = (
-        r"^ppo\.network\._target_=os\.path\.join: expected a subclass of torch\.nn\.Module, e\.g\."
-        r" my_networks\.Residual"
-    )
-    with pytest.raises(ConfigError, match=line):
+def test_network_that_is_not_a_module_is_rejected(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^ppo\.network\._target_=os\.path\.join: .*torch\.nn\.Module"):
         make_trainer(prepare("Cartpole", **{**PPO, "ppo": {"network": {"_target_": "os.path.join"}}}))
 
 
-def test_the_look_at_a_network_changes_nothing(folder: Path) -> None:
+def test_network_check_has_no_side_effects(folder: Path) -> None:
     (folder / "my_net.py").write_text(NET)
     net = module("my_net").Net
     torch.manual_seed(3)
@@ -301,16 +294,16 @@ def test_the_look_at_a_network_changes_nothing(folder: Path) -> None:
     expected = torch.rand(3)
     torch.manual_seed(3)
     cfg: Any = prepare("Cartpole", network=net).cfg.algorithm.network
-    looked = make_features(4, cfg)
+    checked = make_features(4, cfg)
     assert torch.equal(torch.rand(3), expected)
     assert (
-        differences(looked.state_dict(), plain.state_dict()) == []
-        and looked.training
-        and looked.get_submodule("norm").training
+        differences(checked.state_dict(), plain.state_dict()) == []
+        and checked.training
+        and checked.get_submodule("norm").training
     )
 
 
-EQUAL = """
+SUBCLASSES = """
 from dataclasses import dataclass
 from gpusim_rl.learn.ppo import PPO
 from gpusim_rl.learn.sac import SAC
@@ -338,9 +331,9 @@ SHORT: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def equal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Subclasses that change nothing, with yamls of their own."""
+    """Trivial subclasses with their own yamls."""
     monkeypatch.delitem(sys.modules, "my_equal", raising=False)
-    (folder / "my_equal.py").write_text(EQUAL)
+    (folder / "my_equal.py").write_text(SUBCLASSES)
     for name, family in FAMILIES.items():
         own = yaml.safe_load((ROOT / "cfg" / "algo" / f"{name}.yaml").read_text())
         lines = {"defaults": [f"/learn/{family}@my_{name}", "_self_"], f"my_{name}": own[name]}
@@ -354,17 +347,17 @@ def prepared(task: str = "Ant", **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.slow)])
-def test_an_algorithm_that_extends_ours_has_the_tuned_values_of_the_task(name: str, equal: ModuleType) -> None:
-    ours, theirs = prepared(algo=name), prepared(algo=f"my_{name}")
-    of_class = prepared(algo=getattr(equal, f"My{name.upper()}"))
-    assert theirs.algorithm == ours.algorithm and theirs.max_iterations == ours.max_iterations
-    assert of_class.max_iterations == ours.max_iterations
-    assert {key: getattr(of_class.algorithm, key) for key in ("network", "horizon")} == {
-        key: getattr(ours.algorithm, key) for key in ("network", "horizon")
+def test_algorithm_subclass_inherits_tuned_values_of_the_task(name: str, equal: ModuleType) -> None:
+    base, by_yaml = prepared(algo=name), prepared(algo=f"my_{name}")
+    by_class = prepared(algo=getattr(equal, f"My{name.upper()}"))
+    assert by_yaml.algorithm == base.algorithm and by_yaml.max_iterations == base.max_iterations
+    assert by_class.max_iterations == base.max_iterations
+    assert {key: getattr(by_class.algorithm, key) for key in ("network", "horizon")} == {
+        key: getattr(base.algorithm, key) for key in ("network", "horizon")
     }
 
 
-def test_what_is_typed_and_what_the_task_has_for_it_win_over_tuned_values(equal: ModuleType, folder: Path) -> None:
+def test_overrides_and_task_yaml_win_over_inherited_tuned_values(equal: ModuleType, folder: Path) -> None:
     typed = prepared(algo="my_ppo", my_ppo={"epochs": 7, "network": {"hidden": [8]}}).algorithm
     assert (typed.epochs, typed.network.hidden, typed.value_coef) == (7, [8], 2.0)
     (folder / "my_cfg/task").mkdir()
@@ -374,7 +367,7 @@ def test_what_is_typed_and_what_the_task_has_for_it_win_over_tuned_values(equal:
     assert (own.epochs, own.minibatch_size) == (9, 32768)
 
 
-def test_defaults_of_a_config_of_ones_own_win_over_ours(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subclass_config_defaults_win_over_base_defaults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_calm", raising=False)
     text = """
 from dataclasses import dataclass
@@ -390,14 +383,14 @@ class Calm(PPO):
     Config = CalmConfig
 """
     (folder / "my_calm.py").write_text(text)
-    found = prepared("Ant", algo=module("my_calm").Calm).algorithm
-    of_task = prepared("Ant", algo="ppo").algorithm
-    plain = prepared("Pendulum", algo=module("my_calm").Calm).algorithm
-    assert plain.value_coef == 9.0 and found.value_coef == of_task.value_coef, "a task's tuned values come first"
+    subclass = prepared("Ant", algo=module("my_calm").Calm).algorithm
+    base = prepared("Ant", algo="ppo").algorithm
+    untuned = prepared("Pendulum", algo=module("my_calm").Calm).algorithm
+    assert untuned.value_coef == 9.0 and subclass.value_coef == base.value_coef, "tuned values of the task win"
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.slow)])
-def test_a_subclass_that_changes_nothing_gives_the_same_curve(name: str, equal: ModuleType, folder: Path) -> None:
+def test_trivial_subclass_trains_bit_identically(name: str, equal: ModuleType, folder: Path) -> None:
     rows = []
     for algo in (name, f"my_{name}"):
         settings: dict[str, Any] = {"algo": algo, "num_envs": 8, "max_iterations": 4, algo: SHORT[name]}
@@ -407,17 +400,17 @@ def test_a_subclass_that_changes_nothing_gives_the_same_curve(name: str, equal: 
     assert rows[0][0] == rows[1][0] and differences(rows[0][1], rows[1][1]) == []
 
 
-@pytest.mark.parametrize(("algo", "told"), [("search", True), ("my_ppo", False)])
-def test_the_start_of_a_run_names_tuned_values_that_only_others_have(
-    algo: str, told: bool, equal: ModuleType, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("algo", "named"), [("search", True), ("my_ppo", False)])
+def test_banner_names_algorithms_with_tuned_values(
+    algo: str, named: bool, equal: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make_trainer(prepare("Ant", config_dir="my_cfg", algo=algo, num_envs=2, max_iterations=1)).train()
     [line] = [line for line in capfd.readouterr().out.splitlines() if "learner" in line]
-    assert ("ppo and sac" in line) == told
+    assert ("ppo and sac" in line) == named
 
 
 @pytest.mark.parametrize("name", ["calm_ppo", pytest.param("own_sac", marks=pytest.mark.slow)])
-def test_a_changed_algorithm_trains(name: str, folder: Path, equal: ModuleType) -> None:
+def test_algorithm_subclass_trains(name: str, folder: Path, equal: ModuleType) -> None:
     algorithm: Any = module("calm").CalmPPO if name == "calm_ppo" else equal.OwnSAC
     section = SHORT["ppo"] if name == "calm_ppo" else {**SHORT["sac"], "own": 100.0}
     settings: dict[str, Any] = {name: section, "num_envs": 8, "max_iterations": 2}
@@ -427,7 +420,7 @@ def test_a_changed_algorithm_trains(name: str, folder: Path, equal: ModuleType) 
 
 
 def extended(folder: str = "runs", **changes: Any) -> Trainer:
-    """A training with the extension of the document, named by the user's yaml."""
+    """Make a trainer with the document's extension, which the task's yaml names."""
     Path("my_cfg/task").mkdir(exist_ok=True)
     entry = {"_target_": "smooth.Smoothness", "reward": 0.2, **changes.pop("entry", {})}
     section = {"ppo": {"extensions": {changes.pop("name", "smooth"): entry}}}
@@ -437,7 +430,7 @@ def extended(folder: str = "runs", **changes: Any) -> Trainer:
     return make_trainer(prepare("Smooth", config_dir="my_cfg", **settings))
 
 
-def test_an_extension_adds_a_reward_and_a_loss_and_a_resume_restores_it(folder: Path) -> None:
+def test_extension_adds_reward_and_loss_and_resumes(folder: Path) -> None:
     whole = extended("whole", max_iterations=4)
     algorithm: Any = whole.algorithm
     assert algorithm.losses[-1] == "loss/calm" and float(algorithm._coefficients[-1]) == pytest.approx(0.01)
@@ -461,7 +454,7 @@ def test_an_extension_adds_a_reward_and_a_loss_and_a_resume_restores_it(folder: 
     assert evaluate_run(spec)["episodes"] == 8
 
 
-def test_its_reward_and_its_loss_change_what_is_learned(folder: Path) -> None:
+def test_extension_reward_and_loss_change_the_policy(folder: Path) -> None:
     policies = []
     for entry in ({"reward": 0.0, "calm": 0.0}, {"reward": 0.5, "calm": 0.0}, {"reward": 0.0, "calm": 0.5}):
         it = extended(max_iterations=1, entry=entry)
@@ -471,20 +464,20 @@ def test_its_reward_and_its_loss_change_what_is_learned(folder: Path) -> None:
         prepare("Cartpole", num_envs=8, seed=1, max_iterations=1, ppo=SHORT["ppo"], log={"console": "quiet"})
     )
     plain.train()
-    found = [differences(plain.algorithm.policy.state_dict(), policy) == [] for policy in policies]
-    assert found == [True, False, False]
+    unchanged = [differences(plain.algorithm.policy.state_dict(), policy) == [] for policy in policies]
+    assert unchanged == [True, False, False]
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
         ({"entry": {"_target_": "my_search.RandomSearch"}}, r"ppo\.extensions\.smooth\._target_=my_search\.RandomSe"),
-        ({"entry": {"_target_": None}}, r"ppo\.extensions\.smooth\._target_: expected a class path"),
+        ({"entry": {"_target_": None}}, r"ppo\.extensions\.smooth\._target_: "),
         ({"entry": {"rewards": 0.2}}, r"ppo\.extensions\.smooth: .*'rewards'"),
         ({"name": "rnd"}, r"ppo\.extensions\.rnd: "),
     ],
 )
-def test_an_extension_that_does_not_fit_is_one_line(changes: Any, key: str, folder: Path) -> None:
+def test_invalid_extension_is_rejected(changes: Any, key: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^{key}") as info:
         extended(**changes)
     assert "\n" not in str(info.value)

@@ -1,4 +1,4 @@
-"""What `debug=profile` writes."""
+"""Tests of the trace that `debug=profile` writes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from helpers.training import differences, make_trainer, read_csv, the_run
     ("settings", "traced"),
     [({"max_iterations": 8, "debug": "profile"}, [5, 6, 7]), ({"max_iterations": 2, "debug": {"profile": 3}}, [1, 2])],
 )
-def test_steady_iterations_are_traced_phase_by_phase(settings, traced, tmp_path):
+def test_steady_iterations_are_traced_per_phase(settings, traced, tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, **settings)
     trainer.train()
     run = the_run(tmp_path)
     events = load_trace(run / "profile" / "trace.json.gz")
-    names = [found["name"] for found in events if found.get("cat") == "user_annotation"]
+    names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
     counts = Counter(name.removeprefix("phase/") for name in names if name.startswith("phase/"))
     counts["iteration"] = sum(name.startswith("ProfilerStep#") for name in names)
     iterations, horizon = len(traced), trainer.algorithm.horizon
@@ -38,7 +38,7 @@ def test_steady_iterations_are_traced_phase_by_phase(settings, traced, tmp_path)
     assert text in (run / "train.log").read_text()
 
 
-def test_a_trace_does_not_change_the_training(tmp_path):
+def test_tracing_does_not_change_the_training(tmp_path):
     runs = []
     for name, traced in (("with", 1), ("without", 0)):
         trainer = make_trainer("Cartpole", tmp_path / name, max_iterations=4, debug={"profile": traced})
@@ -49,7 +49,7 @@ def test_a_trace_does_not_change_the_training(tmp_path):
     assert not (the_run(tmp_path / "without") / "profile").exists()
 
 
-def test_the_profiler_adds_no_sync_to_the_phases(tmp_path):
+def test_profiler_adds_no_sync_to_the_phases(tmp_path):
     syncs = SyncCounter()
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1}, log={"interval": 1000})
     with syncs:
@@ -58,7 +58,7 @@ def test_the_profiler_adds_no_sync_to_the_phases(tmp_path):
     assert not syncs.work["rollout"].syncs and not syncs.work["update"].syncs, syncs.locations
 
 
-def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
+def test_interrupted_run_keeps_its_partial_trace(tmp_path):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=20, debug="profile")
     update, updates = trainer.algorithm.update, []
 
@@ -72,10 +72,10 @@ def test_an_interrupted_run_keeps_the_part_of_its_trace(tmp_path):
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     events = load_trace(the_run(tmp_path) / "profile" / "trace.json.gz")
-    assert sum(found["name"] == "phase/update" for found in events) == 2  # of iterations 5 and 6
+    assert sum(event["name"] == "phase/update" for event in events) == 2  # iterations 5 and 6
 
 
-def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys, monkeypatch):
+def test_unwritable_trace_does_not_end_the_run(tmp_path, capsys, monkeypatch):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=3, debug={"profile": 1})
     with RunDir.of(trainer.start.spec) as (run_dir, continues):
         pass
@@ -86,7 +86,7 @@ def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys, monkeypat
 
 
 @pytest.mark.slow
-def test_the_console_stays_free_of_the_profilers_own_lines(tmp_path, train_cli):
+def test_profiler_output_stays_off_the_console(tmp_path, train_cli):
     done = train_cli("task=Cartpole", "debug=profile", "num_envs=16", "max_iterations=3", "ppo.horizon=4", "device=cpu")
     assert done.stderr == ""
     assert "trace.json.gz" in done.stdout and list(tmp_path.glob("runs/Cartpole/2*/profile/trace.json.gz"))

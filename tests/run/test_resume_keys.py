@@ -1,4 +1,4 @@
-"""Common settings changed at a resume: each takes effect, or one line says that it does not."""
+"""Test of settings changed at a resume."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ OTHERS: dict[str, Any] = {
     "task.reset_from.chance": 1.0,
     "task.episode_length": 5,
 }
-"""Values to change to. The banner reports a seed that is ignored."""
+"""Changed values; the seed is left out because the banner reports an ignored seed."""
 
 
-def test_each_takes_effect_or_one_line_says_that_it_does_not(
+def test_changed_settings_take_effect_or_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     log = {"log": {"dir": str(tmp_path)}, "experiment": "first"}
@@ -61,4 +61,4 @@ def test_each_takes_effect_or_one_line_says_that_it_does_not(
         if not (differences(unchanged, now) or name in capsys.readouterr().err):
             silent.append(name)
     assert silent == []
-    assert caplog.records == []  # the ring of reached states is no state of the task that a checkpoint loses
+    assert caplog.records == []  # checkpoints contain the ring of reached states

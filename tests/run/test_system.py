@@ -1,4 +1,4 @@
-"""The machine's numbers: read beside the run, and honest about containers."""
+"""Tests of system metrics: background readings, GPUs, memory limits of containers."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ NAMES = {"system/cpu_percent", "system/memory_gb", "system/gpu_percent", "system
 
 
 def wait_for_reading(monitor: SystemMonitor, expected: Callable[[Any], bool] = lambda _: True) -> dict[str, Any]:
-    """The first reading that is as expected; after 10 s the latest."""
+    """Return the first reading that is as expected, or the latest after 10 s."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         reading = monitor.latest()
@@ -40,29 +40,29 @@ def monitor():
     monitor.close()
 
 
-def test_before_the_first_reading_nothing_is_known(monitor):
+def test_values_are_none_before_first_reading(monitor):
     assert monitor.latest() == dict.fromkeys(NAMES)
 
 
 @pytest.mark.serial
-def test_cpu_share_is_of_the_cpus_this_process_may_use(monitor):
+def test_cpu_percent_is_relative_to_available_cpus(monitor):
     wait_for_reading(monitor)
     began, used_s, seen = time.monotonic(), time.process_time(), []
     while len(seen) < 4 and time.monotonic() - began < 20:  # one busy thread
         if monitor.latest()["system/cpu_percent"] not in seen:
             seen.append(monitor.latest()["system/cpu_percent"])
-    share = (time.process_time() - used_s) / (time.monotonic() - began)  # below 1 on a machine that others use too
+    share = (time.process_time() - used_s) / (time.monotonic() - began)  # below 1 on a shared machine
     assert 50 * share / available_cpus() < max(seen) < 125 / available_cpus()
 
 
 @pytest.mark.serial
-def test_memory_and_cpu_of_children_count(monitor, monkeypatch):
+def test_child_processes_count_in_memory_and_cpu(monitor, monkeypatch):
     monkeypatch.setattr(system, "CHILDREN_EVERY", 1)
     before = wait_for_reading(monitor)["system/memory_gb"]
     script = "x = bytearray(300_000_000)\nprint(flush=True)\nwhile True: pass"
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     child.stdout.readline()
-    busy = 5 / available_cpus()  # one busy child, on a machine that may be busy too
+    busy = 5 / available_cpus()  # one busy child on a possibly busy machine
     reading = wait_for_reading(
         monitor, lambda now: now["system/memory_gb"] > before + 0.2 and now["system/cpu_percent"] > busy
     )
@@ -73,7 +73,7 @@ def test_memory_and_cpu_of_children_count(monitor, monkeypatch):
     assert reading["system/cpu_percent"] > busy
 
 
-def test_reading_does_not_wait_and_closing_ends_the_thread():
+def test_latest_is_non_blocking_and_close_ends_the_thread():
     threads = threading.active_count()
     monitor = SystemMonitor("cpu", interval_s=1000.0)
     began = time.monotonic()
@@ -85,7 +85,7 @@ def test_reading_does_not_wait_and_closing_ends_the_thread():
     assert threading.active_count() == threads
 
 
-def test_a_process_exits_although_its_monitor_was_not_closed():
+def test_process_exits_with_unclosed_monitor():
     script = "from gpusim_rl.run.system import SystemMonitor; SystemMonitor('cpu', 0.01)"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", script], cwd=root, timeout=120).returncode == 0
@@ -93,7 +93,7 @@ def test_a_process_exits_although_its_monitor_was_not_closed():
 
 @pytest.fixture
 def fake_gpu(monkeypatch: pytest.MonkeyPatch):
-    """Two GPUs in the driver, of which torch sees the second as cuda:0."""
+    """Driver with two GPUs; torch sees the second as cuda:0."""
     gpu = SimpleNamespace(percent=87, used=5 * 10**9, mig=False)
 
     def by_uuid(uuid):
@@ -125,7 +125,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("mig", "percent"), [(False, 87.0), (True, None)])
-def test_gpu_numbers_are_of_the_gpu_that_torch_uses(fake_gpu, mig, percent):
+def test_gpu_values_are_of_the_gpu_in_use(fake_gpu, mig, percent):
     fake_gpu.mig = mig
     monitor = SystemMonitor(torch.device("cuda:0"), interval_s=0.01)
     reading = wait_for_reading(monitor)
@@ -133,14 +133,14 @@ def test_gpu_numbers_are_of_the_gpu_that_torch_uses(fake_gpu, mig, percent):
     assert (reading["system/gpu_percent"], reading["system/gpu_memory_gb"]) == (percent, 5.0)
 
 
-def test_gpus_are_described_with_driver(fake_gpu):
+def test_gpus_are_described_with_their_driver(fake_gpu):
     assert describe_gpus() == {
         "driver": "580.1",
         "devices": [{"name": "Giant first", "memory_gb": 80.0}, {"name": "Giant second", "memory_gb": 80.0}],
     }
 
 
-def test_without_a_driver_there_are_no_gpus(monkeypatch):
+def test_missing_driver_means_no_gpus(monkeypatch):
     def fail():
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
@@ -150,7 +150,7 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
 
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A machine with 64 GB free, whose process is in the cgroups of the files given."""
+    """Machine with 64 GB free and a process in the cgroups of the given files."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 * 10**9))
     monkeypatch.setattr(hardware, "CGROUP_MEMBERSHIP", tmp_path / "self")
     monkeypatch.setattr(hardware, "CGROUP_MOUNT", tmp_path / "mount")
@@ -165,8 +165,8 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def test_version_2_limit_without_cache_counts(cgroups):
-    assert memory_available_bytes() == 64 * 10**9, "without cgroups the machine decides"
+def test_cgroup_v2_limit_excludes_page_cache(cgroups):
+    assert memory_available_bytes() == 64 * 10**9, "no cgroups: free memory of the machine"
     cgroups(
         "0::/job\n",
         {
@@ -178,7 +178,7 @@ def test_version_2_limit_without_cache_counts(cgroups):
     assert memory_available_bytes() == 9 * 10**9
 
 
-def test_the_limit_may_be_on_an_ancestor(cgroups):
+def test_cgroup_limit_of_an_ancestor_applies(cgroups):
     files = {
         f"{folder}/memory.{name}": value
         for folder, limit in (("slurm", str(8 * 10**9)), ("slurm/job/step", "max"))
@@ -188,7 +188,7 @@ def test_the_limit_may_be_on_an_ancestor(cgroups):
     assert memory_available_bytes() == 8 * 10**9
 
 
-def test_version_1_limit_counts_also_where_the_path_is_the_hosts(cgroups):
+def test_cgroup_v1_limit_applies_inside_a_container(cgroups):
     cgroups(
         "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/\n",
         {

@@ -1,4 +1,4 @@
-"""Durations of phases: summed per interval, and of the right interval when they are read late."""
+"""Tests of phase durations: sums per interval, late reads of CUDA events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_phases_are_summed_per_interval_and_restart_at_zero():
     timer = PhaseTimer(torch.device("cpu"))
     with timer("simulate"):
         time.sleep(0.01)
-    timer.start()  # what comes before does not count
+    timer.start()  # earlier phases do not count
     for _ in range(2):
         with timer("simulate"):
             time.sleep(0.02)
@@ -34,7 +34,7 @@ def test_phases_are_summed_per_interval_and_restart_at_zero():
     assert second.phases().keys() == {"log"} and second.phases()["log"] >= 0.01
 
 
-def test_a_phase_inside_another_is_part_of_it():
+def test_nested_phase_counts_to_the_outer_phase():
     timer = PhaseTimer(torch.device("cpu"))
     entered: list[str] = []
 
@@ -50,7 +50,7 @@ def test_a_phase_inside_another_is_part_of_it():
     assert durations.phases().keys() == {"rollout"} and entered == ["rollout"]
 
 
-def test_a_pause_is_of_no_phase_and_no_interval():
+def test_pause_counts_to_no_phase_and_no_interval():
     began = time.perf_counter()
     timer = PhaseTimer(torch.device("cpu"))
     with timer("log"):
@@ -62,17 +62,19 @@ def test_a_pause_is_of_no_phase_and_no_interval():
     assert 0.02 <= durations.phases()["log"] <= durations.wall_s <= time.perf_counter() - began - 0.2
 
 
-def test_a_phase_and_its_interval_begin_anew_at_the_same_time(monkeypatch):
+def test_phase_and_interval_restart_at_the_same_time(monkeypatch):
     timer = PhaseTimer(torch.device("cpu"))
     with timer("log"):
-        now = itertools.accumulate(itertools.chain([1e6], (0.5**n for n in itertools.count())))  # ever faster reads
+        now = itertools.accumulate(
+            itertools.chain([1e6], (0.5**n for n in itertools.count()))
+        )  # each read faster than the last
         monkeypatch.setattr(time, "perf_counter", lambda: next(now))
         timer.flush()
         second = timer.flush()
     assert second.phases()["log"] <= second.wall_s
 
 
-def test_waiting_for_the_device_is_not_logging():
+def test_waiting_for_the_device_is_excluded_from_log_phase():
     timer = PhaseTimer(torch.device("cpu"))
     with timer("log"):
         time.sleep(0.02)
@@ -89,7 +91,7 @@ def test_waiting_for_the_device_is_not_logging():
 
 
 class Stream:
-    """A CUDA stream whose work is done only when it is told so: an event knows its time no earlier."""
+    """CUDA stream whose work is done up to `done_ms`; events have no time before that."""
 
     def __init__(self) -> None:
         self.enqueued_ms = 0.0
@@ -106,15 +108,15 @@ class Event:
         self.at_ms = float("inf")
 
     def record(self, stream: Stream) -> None:
-        assert stream is self.stream, "torch's current device may be another one"
+        assert stream is self.stream, "stream of the timer's device, not of torch's current one"
         self.at_ms = self.stream.enqueued_ms
 
     def elapsed_time(self, end: Event) -> float:
-        assert end.at_ms <= self.stream.done_ms, "the device is not there yet: this would be an error"
+        assert end.at_ms <= self.stream.done_ms, "event read before the device has reached it"
         return end.at_ms - self.at_ms
 
 
-def test_on_cuda_times_are_of_their_own_interval_and_read_when_the_work_is_done(monkeypatch):
+def test_cuda_events_are_read_late_for_the_right_interval(monkeypatch):
     stream = Stream()
     monkeypatch.setattr(torch.cuda, "Event", stream.event)
     monkeypatch.setattr(torch.cuda, "current_stream", {torch.device("cuda:1"): stream}.__getitem__)
@@ -126,7 +128,7 @@ def test_on_cuda_times_are_of_their_own_interval_and_read_when_the_work_is_done(
                 stream.enqueued_ms += 1000.0 * interval
             with timer("policy"):
                 stream.enqueued_ms += 10.0
-        laps.append(timer.flush())  # the device has done nothing yet
+        laps.append(timer.flush())  # the device has not started yet
     stream.done_ms = 3030.0
     assert laps[0].phases()["simulate"] == pytest.approx(3.0)
     assert laps[0].phases()["policy"] == pytest.approx(0.03)

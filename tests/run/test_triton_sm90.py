@@ -1,8 +1,7 @@
-"""Kernels of `compile=all`: what Triton makes of them for an H100 is compiled to its machine code, without a GPU.
+"""Build of the Triton kernels of `compile=all` for an H100, without a GPU.
 
-A training runs on the CPU. Each graph that torch.compile finds in it, also those of gradients, is moved to fake CUDA
-tensors. Inductor writes Triton code for it, and Triton's own ptxas compiles that. What no test here can show is whether
-the kernels compute the same numbers: they do not run.
+A training runs on the CPU. Each graph of torch.compile (forward and gradients) is moved to fake CUDA tensors; Inductor
+generates Triton code, and Triton's ptxas compiles it. The kernels never run, so their results are not tested.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ pytestmark = [
 
 
 class Moved(fx.Interpreter):
-    """Runs a graph of the CPU on CUDA."""
+    """Interpreter that runs a CPU graph on CUDA."""
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -58,8 +57,8 @@ class Moved(fx.Interpreter):
 
 
 @contextmanager
-def an_h100() -> Iterator[Any]:
-    """Lets torch and Triton find one, of which there are properties and nothing else; yields Triton's target."""
+def fake_h100() -> Iterator[Any]:
+    """Make torch and Triton find an H100 that has properties only; yield Triton's target."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import scheduler
     from torch._inductor.runtime import triton_helpers
@@ -82,7 +81,7 @@ def an_h100() -> Iterator[Any]:
 
 
 def triton_code(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """What inductor writes for a graph on CUDA."""
+    """Return Inductor's code for a graph on CUDA."""
     from torch._inductor.codegen.common import init_backend_registration
     from torch._inductor.debug import DebugContext
     from torch._inductor.decomposition import select_decomp_table
@@ -102,7 +101,7 @@ def triton_code(graph: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def compile_kernels(code: str, folder: Path, target: Any) -> list[str]:
-    """Compiles the Triton kernels of inductor's code to machine code; returns their names."""
+    """Compile the Triton kernels in Inductor's code to machine code; return their names."""
     import triton
     from triton.compiler import ASTSource
 
@@ -132,7 +131,7 @@ def compile_kernels(code: str, folder: Path, target: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("task", ["Cartpole", "Ant"])
-def test_kernels_of_a_compiled_training_are_compiled_for_an_h100(
+def test_triton_kernels_of_compile_all_build_for_sm90(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch._dynamo.backends.common import aot_autograd
@@ -143,14 +142,14 @@ def test_kernels_of_a_compiled_training_are_compiled_for_an_h100(
     (tmp_path / "kernels").mkdir()
 
     def lower(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with unset_fake_temporarily(), an_h100() as target:
+        with unset_fake_temporarily(), fake_h100() as target:
             kernels.append(compile_kernels(triton_code(graph, inputs), tmp_path / "kernels", target))
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=lower, bw_compiler=lower, decompositions=select_decomp_table())
-    with_backend = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda it, **options: with_backend(it, **{**options, "backend": backend}))
+    original_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda it, **options: original_compile(it, **{**options, "backend": backend}))
     trainer = make_trainer(task, tmp_path, compile="all", max_iterations=1)
     trainer.train()
-    assert len(kernels) == 6, "4 parts of a step, the loss, and its gradient"
+    assert len(kernels) == 6, "4 functions of a step, loss, gradient"
     assert all(kernels), kernels

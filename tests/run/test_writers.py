@@ -1,4 +1,4 @@
-"""Rows arrive complete and exact, and a writer in trouble does not stop a run."""
+"""Tests of writers: complete and exact rows, damaged files, full disks, failing writers."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ ROW = {"env_steps": 64, "episode/return": None, "policy/kl": 0.1 + 0.2}
 
 @contextmanager
 def disk_full_after(size: int):
-    """No file can grow beyond `size` bytes: writing raises OSError, as on a full disk."""
+    """Limit files to `size` bytes; writing more raises OSError, like a full disk."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
     try:
@@ -48,7 +48,7 @@ def write_rows(writer: CsvWriter, iterations: range) -> None:
         writer.write(iteration, row)
 
 
-def test_csv_has_every_row_at_once_and_reads_back_exactly(tmp_path):
+def test_csv_rows_are_flushed_at_once_and_exact(tmp_path):
     writer = CsvWriter(tmp_path / "metrics.csv")
     writer.start({})
     writer.write(1, ROW)
@@ -59,7 +59,7 @@ def test_csv_has_every_row_at_once_and_reads_back_exactly(tmp_path):
     assert (tmp_path / "numpy.csv").read_text() == "iteration,a,b,c\n1,0.1,nan,inf\n"
 
 
-def test_csv_keeps_column_order_and_adds_late_columns_at_the_end(tmp_path):
+def test_csv_appends_late_columns_at_the_end(tmp_path):
     path = tmp_path / "metrics.csv"
     writer = CsvWriter(path)
     writer.start({})
@@ -71,12 +71,12 @@ def test_csv_keeps_column_order_and_adds_late_columns_at_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("checkpoint", [2, 5])
-def test_csv_of_a_resumed_run_equals_that_of_an_uninterrupted_one(tmp_path, checkpoint):
+def test_csv_of_resumed_run_equals_uninterrupted_run(tmp_path, checkpoint):
     whole, resumed = CsvWriter(tmp_path / "whole.csv"), CsvWriter(tmp_path / "resumed.csv")
     write_rows(whole, range(1, 9))
     write_rows(resumed, range(1, 7))
     with (tmp_path / "resumed.csv").open("a") as file:
-        file.write("7,1.0")  # a row that is incomplete after a kill
+        file.write("7,1.0")  # row cut off by a kill
     resumed = CsvWriter(tmp_path / "resumed.csv", resumed_at=checkpoint)
     resumed.start({})
     assert [int(row["iteration"]) for row in read(tmp_path / "resumed.csv")][-1] == checkpoint
@@ -86,7 +86,7 @@ def test_csv_of_a_resumed_run_equals_that_of_an_uninterrupted_one(tmp_path, chec
 
 
 @pytest.mark.parametrize("content", [None, "", "iteration,a"])
-def test_csv_of_a_run_that_died_before_its_first_row_starts_afresh(tmp_path, content):
+def test_csv_without_rows_is_restarted(tmp_path, content):
     path = tmp_path / "metrics.csv"
     if content is not None:
         path.write_text(content)
@@ -97,13 +97,13 @@ def test_csv_of_a_run_that_died_before_its_first_row_starts_afresh(tmp_path, con
 
 
 def written(path: Path, rows: int = 8) -> bytes:
-    """A file of a run with these rows; its content."""
+    """Write the rows of a run and return the content of the file."""
     write_rows(CsvWriter(path), range(1, rows + 1))
     return path.read_bytes()
 
 
 def resumed(path: Path, at: int, interval: int = 1) -> tuple[list[int], list[str]]:
-    """What is left of a file when a run continues from a checkpoint, and the warnings."""
+    """Resume a file from a checkpoint; return the iterations kept and the warnings."""
     warnings: list[str] = []
     writers = Writers([CsvWriter(path, at, interval=interval, warn=warnings.append)], warnings.append)
     writers.start({})
@@ -128,10 +128,10 @@ LOST = "after iteration {} are lost"
         (b"\n2,64,", b"\n-2,64,", 1),
         (b"iteration,", b"it\xff,", 0),
         (b"iteration,", b"step,", 0),
-        (b"\n", b"\r\n", 8),  # an editor on Windows: nothing is lost
+        (b"\n", b"\r\n", 8),  # an editor on Windows: no loss
     ],
 )
-def test_csv_that_was_damaged_is_cut_to_its_last_good_row_and_kept_in_a_copy(tmp_path, old, new, kept):
+def test_damaged_csv_is_cut_to_last_good_row_and_copied(tmp_path, old, new, kept):
     path = tmp_path / "metrics.csv"
     damaged = written(path).replace(old, new)
     path.write_bytes(damaged)
@@ -145,7 +145,7 @@ def test_csv_that_was_damaged_is_cut_to_its_last_good_row_and_kept_in_a_copy(tmp
         assert LOST.format(kept) in warning and backup.read_bytes() == damaged
 
 
-def test_csv_that_has_lost_its_last_rows_or_all_is_missed_them(tmp_path):
+def test_lost_csv_rows_are_reported(tmp_path):
     path = tmp_path / "metrics.csv"
     kept, (warning,) = resumed(path, 9)
     assert kept == [] and LOST.format(0) in warning
@@ -162,8 +162,8 @@ def test_csv_that_has_lost_its_last_rows_or_all_is_missed_them(tmp_path):
     ("iterations", "interval", "at", "lost"),
     [((5,), 5, 9, False), ((5,), 5, 10, True), ((5, 10, 15), 1, 19, False), ((5, 10, 15), 1, 25, True)],
 )
-def test_csv_with_a_row_in_some_iterations_only_misses_no_others(tmp_path, iterations, interval, at, lost):
-    """`log.interval` was 5, and may be 1 from now on."""
+def test_csv_with_log_interval_reports_only_lost_rows(tmp_path, iterations, interval, at, lost):
+    """`log.interval` was 5 and may have changed to 1."""
     writer = CsvWriter(tmp_path / "metrics.csv")
     for iteration in iterations:
         writer.write(iteration, ROW)
@@ -171,7 +171,7 @@ def test_csv_with_a_row_in_some_iterations_only_misses_no_others(tmp_path, itera
     assert kept == [*iterations] and len(warnings) == lost
 
 
-def test_csv_that_is_deleted_while_the_run_writes_it_begins_with_a_header(tmp_path):
+def test_csv_deleted_during_a_run_restarts_with_header(tmp_path):
     path = tmp_path / "metrics.csv"
     writer = CsvWriter(path)
     for iteration, row in ((3, ROW), (4, {**ROW, "late": 1.0})):
@@ -181,8 +181,8 @@ def test_csv_that_is_deleted_while_the_run_writes_it_begins_with_a_header(tmp_pa
         assert [row["iteration"] for row in read(path)] == [str(iteration)]
 
 
-def test_csv_survives_any_damage(tmp_path):
-    """Bytes of all kinds, anywhere: rows before them stay, and a lost row is reported."""
+def test_csv_survives_random_damage(tmp_path):
+    """Rows before random bytes are kept, and lost rows are reported."""
     path, chance = tmp_path / "metrics.csv", random.Random(0)
     whole = written(path)
     for _ in range(60):
@@ -199,14 +199,14 @@ def test_csv_survives_any_damage(tmp_path):
             backup.unlink()
 
 
-def test_csv_on_a_full_disk_keeps_rows_warns_once_and_catches_up(tmp_path):
+def test_csv_keeps_rows_in_memory_while_disk_is_full(tmp_path):
     path = tmp_path / "metrics.csv"
     warnings = []
     writers = Writers([CsvWriter(path)], warnings.append)
     writers.start({})
     writers.write(1, ROW)
     size = path.stat().st_size
-    with disk_full_after(size + 5):  # room for a part of a row
+    with disk_full_after(size + 5):  # room for part of a row
         writers.write(2, ROW)
         writers.write(3, {**ROW, "new": 1.0})
         assert [row["iteration"] for row in read(path)] == ["1"] and path.read_bytes().endswith(b"\n")
@@ -217,7 +217,7 @@ def test_csv_on_a_full_disk_keeps_rows_warns_once_and_catches_up(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_csv_of_a_resumed_run_is_not_lost_when_the_disk_is_full_at_its_start(tmp_path):
+def test_resumed_csv_survives_disk_full_at_start(tmp_path):
     path, warnings = tmp_path / "metrics.csv", []
     write_rows(CsvWriter(path), range(1, 7))
     before = path.read_bytes()
@@ -231,7 +231,7 @@ def test_csv_of_a_resumed_run_is_not_lost_when_the_disk_is_full_at_its_start(tmp
     assert [row["iteration"] for row in read(path)] == ["1", "2", "3", "4", "5"]
 
 
-def test_csv_writes_what_waits_when_the_run_ends_or_says_that_it_is_incomplete(tmp_path):
+def test_csv_close_writes_pending_rows_or_warns(tmp_path):
     for room_again in (True, False):
         path, warnings = tmp_path / f"{room_again}.csv", []
         writers = Writers([CsvWriter(path)], warnings.append)
@@ -247,7 +247,7 @@ def test_csv_writes_what_waits_when_the_run_ends_or_says_that_it_is_incomplete(t
 
 
 class Recorder:
-    """A writer that remembers its calls, and fails when told."""
+    """Writer that records its calls and raises `error` if set."""
 
     failures = (OSError,)
     retries = False
@@ -272,7 +272,7 @@ class Recorder:
         self._call(f"close {exit_code}")
 
 
-def test_a_failing_writer_is_reported_closed_and_left_out_and_others_continue():
+def test_failing_writer_is_closed_and_others_continue():
     warnings, bad, good = [], Recorder("bad"), Recorder("good")
     writers = Writers([bad, good], warnings.append)
     writers.start({})
@@ -282,17 +282,18 @@ def test_a_failing_writer_is_reported_closed_and_left_out_and_others_continue():
     writers.close(0)
     assert bad.calls == ["start", "write 1", "close 1"]
     assert good.calls == ["start", "write 1", "write 2", "close 0"]
-    assert warnings == ["bad failed (ConnectionResetError: gone); training continues WITHOUT it"]
+    [warning] = warnings
+    assert "bad" in warning and "ConnectionResetError: gone" in warning
 
 
-def test_a_bug_in_a_writer_is_not_hidden():
+def test_writer_bug_propagates():
     writer = Recorder("buggy")
     writer.error = KeyError("oops")
     with pytest.raises(KeyError):
         Writers([writer], lambda _: None).write(1, ROW)
 
 
-def test_tensorboard_has_every_value_and_forgets_what_a_resumed_run_makes_again(tmp_path):
+def test_tensorboard_of_resumed_run_has_each_step_once(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = tmp_path / "tensorboard"
@@ -345,7 +346,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def run_wandb(run: RunDir, iterations: str = "1,2,3", **environment: str):
-    """Run WANDB_RUN beside the run folder, with no wandb settings but those given."""
+    """Run WANDB_RUN next to the run folder with only the given wandb settings."""
     folder = run.path.parents[2]
     home = folder / "home"
     home.mkdir(exist_ok=True)
@@ -363,7 +364,7 @@ def run_wandb(run: RunDir, iterations: str = "1,2,3", **environment: str):
 
 
 def wandb_records(file: Path):
-    """The records of a .wandb file: a LevelDB log (pieces in blocks of 32 KiB) of protobufs."""
+    """Yield the records of a .wandb file: a LevelDB log of protobufs in blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, position, record = file.read_bytes(), 7, b""
@@ -376,7 +377,7 @@ def wandb_records(file: Path):
         _, length, kind = struct.unpack_from("<IHB", data, position)
         record += data[position + 7 : position + 7 + length]
         position += 7 + length
-        if kind in (1, 4):  # the whole record, or the last piece of one
+        if kind in (1, 4):  # a whole record or its last piece
             yield Record.FromString(record)
             record = b""
 
@@ -385,16 +386,14 @@ def values(items) -> dict:
     return {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in items}
 
 
-def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(run_dir):
+def test_wandb_offline_run_has_config_metrics_and_system(run_dir):
     done = run_wandb(run_dir)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "only our line speaks"
+    assert done.stderr == "", "no output of wandb"
     line, end = done.stdout.splitlines()
     assert end == "done"
     folder = re.fullmatch(
-        r"info W&B: offline \(no API key; `wandb login` stores one\); upload with: "
-        r"wandb sync (runs/Ant/\S+/wandb/offline-run-\S+-abcd1234)",
-        line,
+        r"info W&B: offline .*`wandb login`.* wandb sync (runs/Ant/\S+/wandb/offline-run-\S+-abcd1234)", line
     )
     assert folder, line
     offline = run_dir.path.parents[2] / folder.group(1)
@@ -415,13 +414,13 @@ def test_wandb_without_key_and_network_keeps_config_metrics_and_system_metrics(r
     assert [(row["_step"], row["env_steps"], row["policy/kl"]) for row in history] == [
         (i, 128 * i, i / 3) for i in (1, 2, 3)
     ]
-    assert all("episode/return" not in row for row in history), "unknown is not zero"
+    assert all("episode/return" not in row for row in history), "missing values are not zero"
 
     summary: dict = {}
     for record in records:
         if record.HasField("summary"):
             summary |= values(record.summary.update)
-    assert (summary["env_steps"], summary["policy/kl"]) == (384, 1.0), "the overview has the last numbers"
+    assert (summary["env_steps"], summary["policy/kl"]) == (384, 1.0), "summary has the last values"
 
     axes = {record.metric.glob_name: record.metric.step_metric for record in records}
     assert axes["*"] == "env_steps"
@@ -432,10 +431,10 @@ KEY = "0123456789" * 4
 
 
 @pytest.mark.slow
-def test_wandb_with_a_server_that_says_nothing_goes_offline(run_dir):
+def test_wandb_goes_offline_if_server_is_silent(run_dir):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        # The client's own telemetry would wait for this server too, when Python exits.
+        # without this, telemetry waits for the server when Python exits
         quick = {"WANDB_ERROR_REPORTING": "false"}
         done = run_wandb(run_dir, WANDB_API_KEY=KEY, WANDB_BASE_URL=url, **quick)
     assert done.returncode == 0, done.stderr
@@ -445,20 +444,20 @@ def test_wandb_with_a_server_that_says_nothing_goes_offline(run_dir):
 
 
 @pytest.mark.slow
-def test_wandb_with_a_malformed_key_goes_offline_and_says_why(run_dir):
+def test_wandb_goes_offline_with_malformed_key(run_dir):
     done = run_wandb(run_dir, WANDB_API_KEY="short", WANDB_MODE="online")
     assert done.returncode == 0, done.stderr
     assert "info W&B: offline (" in done.stdout and "40" in done.stdout.splitlines()[0]
 
 
-def test_wandb_mode_of_the_environment_wins(run_dir):
+def test_wandb_mode_variable_overrides_settings(run_dir):
     done = run_wandb(run_dir, "1", WANDB_MODE="disabled", WANDB_API_KEY=KEY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("info W&B: off (") and not list(run_dir.path.glob("wandb/offline-run-*"))
 
 
 @pytest.mark.slow
-def test_wandb_that_dies_does_not_end_the_run(run_dir):
+def test_killed_wandb_does_not_end_the_run(run_dir):
     done = run_wandb(run_dir, "1,2,3,4", KILL_AT="3")
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stdout.splitlines() if line.startswith("warn")]

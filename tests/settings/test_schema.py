@@ -1,4 +1,4 @@
-"""yaml holds values, dataclasses names, types and rules."""
+"""Consistency of yaml values and settings dataclasses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def composed() -> dict:
 
 
 def run_of(*overrides: str) -> schema.RunConfig:
-    """The settings of a run that `train.py` was asked for."""
+    """Return the settings that `train.py` builds from overrides."""
     return load_spec(composing.compose(overrides), overrides).cfg
 
 
@@ -38,11 +38,11 @@ def keys_in(node: dict) -> dict:
     return {key: keys_in(value) if isinstance(value, dict) else None for key, value in node.items()}
 
 
-def test_yaml_keys_are_the_dataclass_fields(composed):
+def test_yaml_keys_equal_dataclass_fields(composed):
     expected = keys_of(schema.RunConfig) | {"task": None, "algo": {"name": None, "_target_": None}}
-    expected["env"]["kwargs"] = expected["env"]["cfg"] = {}  # dicts of the user's keys
+    expected["env"]["kwargs"] = expected["env"]["cfg"] = {}  # dicts with user keys
     ppo = keys_of(schema.PPOConfig) | {"extensions": {}}
-    del expected["algorithm"]  # stands in the section that algo.name says
+    del expected["algorithm"]  # lives in the section named by algo.name
     assert composed["algo"]["name"] == "ppo"
     assert keys_in(composed) | {"task": None} == expected | {"ppo": ppo}
 
@@ -62,7 +62,7 @@ def test_every_choice_of_every_group_is_valid(choice):
     assert group != "algo" or run.algo == {"fast_sac": "sac", "apex": "dqn"}.get(name, name)
 
 
-def test_dataclasses_hold_no_values_and_cannot_change():
+def test_dataclasses_are_frozen_and_have_no_defaults():
     for cls in (schema.RunConfig, schema.PPOConfig, schema.NetworkConfig, schema.SACConfig, schema.SimConfig):
         assert all(field.default is dataclasses.MISSING for field in dataclasses.fields(cls))
     run = run_of()
@@ -70,7 +70,7 @@ def test_dataclasses_hold_no_values_and_cannot_change():
         run.num_envs = 3  # type: ignore[misc]
 
 
-def test_what_every_task_may_leave_out_has_one_default():
+def test_optional_task_settings_have_one_default():
     shared = {field.name: field for field in dataclasses.fields(TaskConfig) if field.name in schema.TASK_DEFAULTS}
     reset_from = {"share": 0.0, "capacity": 4096, "chance": 0.05}
     without_yaml = {"randomize": shared["randomize"].default, "reset_from": reset_from}
@@ -80,26 +80,26 @@ def test_what_every_task_may_leave_out_has_one_default():
     assert found == {**without_yaml, "randomization_params": {}, "observations": {}}
 
 
-def test_smoke_makes_any_task_small():
+def test_debug_smoke_shrinks_any_task():
     for name in ("AllegroHand", "Ant", "CartpoleCamera", "Go1Velocity"):
         run = run_of(f"task={name}", "debug=smoke")
         assert run.num_envs * run.algorithm.horizon * run.max_iterations <= 1000
         assert run.debug.check_task
 
 
-def test_known_keys_are_the_composed_keys(composed):
+def test_known_keys_equal_composed_keys(composed):
     def flat(node: dict, prefix: str = "") -> set[str]:
         found = set()
         for key, value in node.items():
             found |= {prefix + key} | (flat(value, f"{prefix}{key}.") if isinstance(value, dict) else set())
         return found
 
-    settings = {key: value for key, value in composed.items() if key not in ("task", "algo")}  # both are names here
+    settings = {key: value for key, value in composed.items() if key not in ("task", "algo")}  # names, not sections
     settings |= {name: composing.compose([f"algo={name}"])[name] for name in schema.ALGORITHMS}
     assert set(checks.known_keys()) - {"task", "algo"} == flat(settings)
 
 
-def test_relations_between_fields_are_checked():
+def test_relations_between_fields_are_validated():
     for override, key, got in [
         ("ppo.learning_rate_min=0.1", "ppo.learning_rate_min", 0.1),
         ("ppo.network.log_std_init=9", "ppo.network.log_std_init", 9),

@@ -450,10 +450,10 @@ def test_every_visual_parameter_has_a_case():
         ({"groups": (6,)}, "0 to 5"),
         ({"samples": 0}, "1 to 8, got 0"),
         ({"samples": 2, "outputs": ("depth",)}, "1 without rgb"),
-        ({"fovy": 180.0}, "below 180 degrees"),
+        ({"fovy": 180.0}, "180"),
         ({"pos": (0, 0)}, "pos: expected 3 finite"),
         ({"quat": (0, 0, 0, 0)}, "quat: expected 4"),
-        ({"quat": (1, 0, 0, 0), "target": (0, 0, 0)}, "exclude each other"),
+        ({"quat": (1, 0, 0, 0), "target": (0, 0, 0)}, "mutually exclusive"),
         ({"target": (0, 0, 1)}, "other than pos"),
     ],
 )
@@ -477,7 +477,7 @@ def test_missing_camera_is_an_error(make_sim):
     for name, words in (("cam_pos", "camera 'wrist'"), ("light_dir", "light 'wrist'"), ("mat_rgba", "material")):
         with pytest.raises(TaskError, match=f"no {words}"):
             sim.param(name, None, ["wrist"])
-    with pytest.raises(TaskError, match="belongs to the scene"):
+    with pytest.raises(TaskError, match="of the scene"):
         sim.param("cam_pos", "marble")
 
 

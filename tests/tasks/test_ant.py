@@ -1,4 +1,4 @@
-"""Ant, and what Humanoid shares with it: every reward term at known states, the end the start and the motors."""
+"""Ant, and Humanoid where it shares code: reward terms at known states, terminations, starts and motors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TORQUE = {
     "Ant": [15.0] * 8,
     "Humanoid": [67.5] * 3 + [45.0, 45.0, 135.0, 90.0, 22.5, 22.5] * 2 + [67.5, 67.5, 45.0] * 2,
 }  # N m
-HEIGHT = {"Ant": 0.31, "Humanoid": 0.8}  # m; lower it has fallen
+HEIGHT = {"Ant": 0.31, "Humanoid": 0.8}  # m; lower is a fall
 
 both = pytest.mark.parametrize("name", ["Ant", "Humanoid"])
 
 
 def turned(axis: Sequence[float], angles: Sequence[float]) -> Tensor:
-    """Quaternions of turns about an axis [rad]."""
+    """Return quaternions of rotations about an axis by angles [rad]."""
     return torch.tensor([[math.cos(angle / 2), *(math.sin(angle / 2) * part for part in axis)] for angle in angles])
 
 
@@ -47,9 +47,9 @@ def check(term: Tensor, expected: Sequence[float], atol: float = 1e-5) -> None:
 
 
 @both
-def test_progress_is_metres_per_second_towards_the_target(name):
+def test_progress_is_speed_towards_target(name):
     env = task_env(name)
-    start = torch.tensor([[0.0, 0.0, 3.0]] * 3 + [[700.0, 400.0, 3.0]])  # the last one's way leads to (300, -400)
+    start = torch.tensor([[0.0, 0.0, 3.0]] * 3 + [[700.0, 400.0, 3.0]])  # the last target is in direction (300, -400)
     put(env, root_pos=start)
     env.task.rewards()
     moved = torch.tensor([[0.05, 0.0, 0.0], [-0.05, 0.0, 0.0], [0.0, 0.05, 0.05], [0.0, -0.05, 0.0]])
@@ -59,7 +59,7 @@ def test_progress_is_metres_per_second_towards_the_target(name):
 
 
 @both
-def test_alive_pays_every_step_and_up_within_22_degrees(name):
+def test_alive_and_up_rewards(name):
     env = task_env(name)
     put(env, root_quat=turned((0.6, 0.8, 0.0), [0.0, 0.37, 0.38, math.pi]))  # cosines 1, 0.932, 0.929, -1
     terms = env.task.rewards()
@@ -68,14 +68,14 @@ def test_alive_pays_every_step_and_up_within_22_degrees(name):
 
 
 @both
-def test_heading_pays_for_facing_the_target(name):
+def test_heading_reward_favors_facing_target(name):
     env = task_env(name)
     put(env, root_quat=turned((0.0, 0.0, 1.0), [0.0, 0.6, -1.0, 2.5]))
     check(env.task.rewards()["heading"], [0.5, 0.5, 0.5 * math.cos(1.0) / 0.8, 0.5 * math.cos(2.5) / 0.8])
     beside = torch.tensor([700.0, 400.0, 3.0]).expand(4, 3)
     put(env, root_pos=beside, root_quat=turned((0.0, 0.0, 1.0), [0.0, math.pi / 2, -math.pi / 2, math.pi]))
     check(env.task.rewards()["heading"], [0.5 * 0.6 / 0.8, -0.5, 0.5, -0.5 * 0.6 / 0.8])
-    put(env, root_quat=turned((0.0, 1.0, 0.0), [0.5, -1.0, 2.5, math.pi / 2]))  # what looks up or down faces it less
+    put(env, root_quat=turned((0.0, 1.0, 0.0), [0.5, -1.0, 2.5, math.pi / 2]))  # looking up or down reduces heading
     check(env.task.rewards()["heading"], [0.5, 0.5 * math.cos(1.0) / 0.8, 0.5 * math.cos(2.5) / 0.8, 0.0])
 
 
@@ -95,7 +95,7 @@ def test_actions_and_energy_cost(name):
     check(terms["energy_cost"], [0.0, -2.0 * per_power, -2.0 * per_power, -4.0 * per_power])
 
 
-def test_each_joint_at_its_upper_limit_costs_ant_a_tenth():
+def test_ant_pays_a_tenth_per_joint_at_upper_limit():
     env = task_env("Ant")
     low, high = env.task.robot.joint_limits.unbind(dim=1)
     place = torch.zeros(4, 8)  # from -1 to 1
@@ -105,7 +105,7 @@ def test_each_joint_at_its_upper_limit_costs_ant_a_tenth():
 
 
 @both
-def test_a_fall_ends_the_episode_and_costs_once_in_place_of_all_else(name):
+def test_fall_ends_episode_and_replaces_all_other_rewards(name):
     env = task_env(name)
     height = HEIGHT[name] + torch.tensor([-0.2, -0.005, 0.005, 2.0])
     fell = torch.tensor([True, True, False, False])
@@ -120,7 +120,7 @@ def test_a_fall_ends_the_episode_and_costs_once_in_place_of_all_else(name):
 
 
 @both
-def test_a_new_episode_is_not_paid_for_the_way_back(name):
+def test_reset_distance_is_not_rewarded_as_progress(name):
     env = task_env(name)
     away = torch.tensor([[50.0, 0.0, 0.1], [50.0, 0.0, 3.0], [-50.0, 0.0, 0.1], [0.0, 50.0, 3.0]])
     put(env, root_pos=away)
@@ -130,7 +130,7 @@ def test_a_new_episode_is_not_paid_for_the_way_back(name):
 
 
 @both
-def test_it_starts_near_the_reference_pose_in_any_combination(name):
+def test_starts_vary_around_reference_pose(name):
     env = task_env(name, num_envs=256)
     robot = env.task.robot
     low, high = robot.joint_limits.unbind(dim=1)
@@ -139,7 +139,7 @@ def test_it_starts_near_the_reference_pose_in_any_combination(name):
     assert (robot.root_lin_vel == 0.0).all() and (robot.root_ang_vel == 0.0).all()
     away = robot.joint_pos - reference
     assert away.abs().max() <= 0.2 + 1e-6 and (robot.joint_pos >= low).all() and (robot.joint_pos <= high).all()
-    # as far as 0.2 rad or the limit, on both sides; but Humanoid's legs do not start inwards
+    # up to 0.2 rad or the limit in both directions; Humanoid's legs never start inwards
     free = torch.tensor([not (name == "Humanoid" and joint.endswith("hip_x")) for joint in robot.joint_names])
     assert (away.amax(dim=0) > 0.9 * (high - reference).clamp(max=0.2) - 1e-6)[free].all()
     assert (away.amax(dim=0) <= 0.0)[~free].all()
@@ -150,7 +150,7 @@ def test_it_starts_near_the_reference_pose_in_any_combination(name):
 
 
 @both
-def test_actions_drive_the_joints_in_their_order_with_their_motors_torque(name):
+def test_actions_map_to_joints_in_order_with_motor_torques(name):
     env = task_env(name)
     robot = env.task.robot
     assert robot.joint_names == robot.actuator_names == JOINTS[name]

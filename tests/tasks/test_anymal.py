@@ -1,4 +1,4 @@
-"""Anymal: the published kinematics, joints that follow their targets, and reward and end at known states."""
+"""Anymal: published kinematics, joint tracking, rewards and terminations at known states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ make_env = partial(task_env, "Anymal")
 
 
 def foot(leg: str, haa: float, hfe: float, kfe: float) -> np.ndarray:
-    """Position of a foot in the base frame [m] by the frames of the published URDF."""
+    """Compute a foot's position in the base frame [m] from the frames of the published URDF."""
     c, s = math.cos, math.sin
     about_x = np.array([[1, 0, 0], [0, c(haa), -s(haa)], [0, s(haa), c(haa)]])
 
@@ -36,7 +36,7 @@ def foot(leg: str, haa: float, hfe: float, kfe: float) -> np.ndarray:
     return mirror * [0.2999, 0.104, 0.0] + about_x @ hip
 
 
-def test_the_feet_are_where_the_published_model_has_them():
+def test_foot_positions_match_published_urdf():
     model = task_model("Anymal")
     data = mujoco.MjData(model)
     for angles in np.random.default_rng(0).uniform(-0.4, 0.4, (20, 4, 3)):
@@ -51,12 +51,12 @@ def test_the_feet_are_where_the_published_model_has_them():
     assert model.body_mass.sum() == pytest.approx(45.0, abs=0.05)
 
 
-def test_every_action_moves_its_own_joint():
+def test_each_action_moves_only_its_joint():
     env = make_env(num_envs=12)
     robot = env.task.robot
     high = torch.tensor([0.0, 0.0, 3.0]).expand(12, 3)
     robot.set_state(everywhere(env), root_pos=high, joint_pos=env.task.stance.expand(12, 12))
-    for _ in range(6):  # it falls meanwhile
+    for _ in range(6):  # the robot falls meanwhile
         env.step(0.6 * torch.eye(12))
     moved = robot.joint_pos - env.task.stance
     assert robot.joint_names == robot.actuator_names == [f"{leg}_{j}" for leg in LEGS for j in ("HAA", "HFE", "KFE")]
@@ -64,7 +64,7 @@ def test_every_action_moves_its_own_joint():
     assert (moved.abs().argmax(dim=1) == torch.arange(12)).all()
 
 
-def test_it_stands_on_its_feet():
+def test_robot_stands_with_zero_actions():
     env = make_env()
     env.task.robot.set_state(
         everywhere(env),
@@ -74,13 +74,13 @@ def test_it_stands_on_its_feet():
     )
     for _ in range(150):
         assert not env.step(torch.zeros(4, 12)).done.any()
-    assert (env.task.robot.root_pos[:, 2] > 0.46).all()  # its feet creep outwards, as soft contacts do
-    assert (env.task.observe()["policy"]["gravity"][:, 2] < -0.99).all()  # gravity points to its feet
+    assert (env.task.robot.root_pos[:, 2] > 0.46).all()  # feet on soft contacts creep outwards
+    assert (env.task.observe()["policy"]["gravity"][:, 2] < -0.99).all()  # gravity points to the feet
     assert (env.task.robot.joint_vel.abs() < 0.05).all()
 
 
 @pytest.mark.parametrize("speed", [0.0, 0.5])
-def test_the_reward_at_a_known_error(speed):
+def test_reward_at_known_tracking_error(speed):
     env = make_env(num_envs=64)
     task, robot, num = env.task, env.task.robot, env.num_envs
     task.apply_action(torch.zeros(num, 12))
@@ -107,7 +107,7 @@ def test_the_reward_at_a_known_error(speed):
         torch.testing.assert_close(error, torch.full((num,), speed), rtol=1e-3, atol=1e-4)
 
 
-def test_the_torque_penalty_takes_no_more_than_the_others_gave():
+def test_torque_penalty_is_capped_by_tracking_reward():
     env = make_env(num_envs=64)
     capped = 0
     for step in range(40):
@@ -122,12 +122,12 @@ def test_the_torque_penalty_takes_no_more_than_the_others_gave():
     ("height", "kfe", "ends"),
     [
         (0.55, None, False),  # the stance
-        (0.335, 2.5, True),  # on its knees, shanks folded
+        (0.335, 2.5, True),  # on the knees, shanks folded
         (0.345, 2.5, False),  # 5 mm above
-        (0.095, 2.5, True),  # on its belly
+        (0.095, 2.5, True),  # on the belly
     ],
 )
-def test_an_episode_ends_on_knees_and_belly(height, kfe, ends):
+def test_knee_or_belly_contact_ends_episode(height, kfe, ends):
     env = make_env()
     joint_pos = env.task.stance.clone()
     if kfe is not None:

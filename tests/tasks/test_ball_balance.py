@@ -1,4 +1,4 @@
-"""BallBalance: feet that do not move, knees that lift and tilt the tray, and the measured force of the ball."""
+"""BallBalance: fixed feet, knees that lift and tilt the tray, rewards and terminations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def put_ball(env: VecEnv, pos: list[list[float]], velocity: tuple[float, ...] = 
     env.task.ball.set_state(everywhere(env), root_pos=torch.tensor(pos), root_lin_vel=velocities)
 
 
-def ball_away(env: VecEnv) -> None:
+def remove_ball(env: VecEnv) -> None:
     put_ball(env, [[3.0, 0.0, 50.0]] * env.num_envs)
 
 
@@ -35,7 +35,7 @@ def tray_normal(env: VecEnv) -> Tensor:
     return quat_rotate(env.task.robot.root_quat, up)
 
 
-def test_the_feet_stay_where_they_are_while_balls_fall_and_the_knees_thrash():
+def test_feet_stay_in_place_under_random_knee_motion():
     env = make_env(num_envs=16)
     shins = env.task.robot.bodies(["lower_leg_1", "lower_leg_2", "lower_leg_3"])
     tip = 0.36 / math.sqrt(2) * torch.tensor([1.0, 0.0, -1.0])
@@ -50,9 +50,9 @@ def test_the_feet_stay_where_they_are_while_balls_fall_and_the_knees_thrash():
     assert 1e-5 < worst < 0.03
 
 
-def test_stretching_all_knees_lifts_the_tray_level_and_one_knee_tilts_it_away():
+def test_stretching_all_knees_lifts_tray_and_one_knee_tilts_it():
     env = make_env()
-    ball_away(env)
+    remove_ball(env)
     env.step(torch.zeros(4, 3))
     for _ in range(30):
         env.step(torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.0, 0.0], [0.0, 0.1, 0.0], [0.0, 0.0, 0.1]]))
@@ -68,16 +68,16 @@ def test_stretching_all_knees_lifts_the_tray_level_and_one_knee_tilts_it_away():
         assert (normal[env_id, :2] - (normal[env_id, :2] @ away) * away).norm() < 0.02
 
 
-def test_targets_of_the_knees_stop_at_their_limits():
+def test_knee_targets_are_clamped_to_limits():
     env = make_env()
-    ball_away(env)
+    remove_ball(env)
     for _ in range(20):
         env.step(torch.tensor([1.0, -1.0, 0.0]).expand(4, 3))
     expected = torch.deg2rad(torch.tensor([90.0, -70.0, 0.0])).expand(4, 3)
     torch.testing.assert_close(env.task.knee_target, expected)
 
 
-def test_the_ball_has_the_weight_of_its_density():
+def test_ball_weight_follows_density():
     assert 9.81 * task_model("BallBalance").body("ball/ball").mass[0] == pytest.approx(BALL_WEIGHT, rel=1e-4)
 
 
@@ -89,13 +89,13 @@ def test_the_ball_has_the_weight_of_its_density():
         ((0.0, 0.0, 0.2), (0.0, -3.0, 0.0), 1 / (1.5 * 4.0)),
     ],
 )
-def test_the_reward_at_known_states(pos, velocity, reward):
+def test_reward_at_known_states(pos, velocity, reward):
     env = make_env()
     put_ball(env, [list(pos)] * 4, velocity)
     torch.testing.assert_close(env.task.rewards()["balance"], torch.full((4,), reward))
 
 
-def test_it_ends_where_the_ball_is_beside_the_tray():
+def test_ball_off_the_tray_ends_episode():
     env = make_env()
     put_ball(env, [[0.7, 0.0, 0.149], [0.7, 0.0, 0.151], [0.0, 0.0, 0.7], [0.0, 0.0, 2.0]])
     assert env.task.terminated().tolist() == [True, False, False, False]

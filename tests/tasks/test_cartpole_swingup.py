@@ -1,4 +1,4 @@
-"""CartpoleSwingup: dm_control's reward, and images in place of numbers."""
+"""CartpoleSwingup: dm_control's reward, and image observations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def make_env(num_envs: int = 4, **task):
 
 
 def gaussian(x: float, margin: float) -> float:
-    """dm_control's `tolerance` of 0, which is 0.1 at the margin."""
+    """Evaluate dm_control's `tolerance` around 0; its value at the margin is 0.1."""
     return math.exp(-0.5 * (x / margin * math.sqrt(-2.0 * math.log(0.1))) ** 2)
 
 
-def test_the_reward_is_dm_controls():
+def test_reward_equals_dm_control():
     env, _ = make_env(64)
     random = torch.Generator().manual_seed(0)
     for _ in range(40):
@@ -43,7 +43,7 @@ def test_the_reward_is_dm_controls():
     assert not step.terminated.any()
 
 
-def test_it_begins_hanging_and_its_motor_cannot_lift_the_pole_at_once():
+def test_pole_starts_hanging_and_needs_several_swings():
     env, obs = make_env(16)
     assert obs["policy"][:, 2].max() < -0.99
     highest = torch.full((16,), -1.0)
@@ -51,11 +51,11 @@ def test_it_begins_hanging_and_its_motor_cannot_lift_the_pole_at_once():
         step = env.step(torch.ones(16, 1))
         highest = highest.maximum(step.obs["policy"][:, 2])
     assert highest.max() < 0.5
-    assert (step.obs["policy"][:, 0].abs() < 1.9).all()  # the rail ends
+    assert (step.obs["policy"][:, 0].abs() < 1.9).all()  # end of the rail
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_the_camera_shows_the_pole_where_it_is(hangs: bool):
+def test_camera_shows_pole_at_its_angle(hangs: bool):
     env, _ = make_env(3, vision="rgb")
     assert env.images == {"camera": (48, 80, 3)} and env.obs_sizes == {"critic": 5, "policy": 0}
     everywhere = torch.ones(3, dtype=torch.bool)
@@ -63,7 +63,7 @@ def test_the_camera_shows_the_pole_where_it_is(hangs: bool):
     env.task.robot.set_state(everywhere, joint_pos=torch.tensor([0.0, angle]).expand(3, 2))
     step = env.step(torch.zeros(3, 1))
     image = step.obs["camera"].int()
-    orange = (image[..., 0] > image[..., 2] + 40).sum(dim=2)  # of each row
+    orange = (image[..., 0] > image[..., 2] + 40).sum(dim=2)  # per row
     upper, lower = orange[:, :21], orange[:, 27:]
     seen, other = (lower, upper) if hangs else (upper, lower)
     assert not other.any() and (seen > 0).sum(dim=1).min() > 15

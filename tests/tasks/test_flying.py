@@ -1,4 +1,4 @@
-"""Quadcopter and Ingenuity: thrust that carries their weight, along the axes it should; targets, rewards and ends."""
+"""Quadcopter and Ingenuity: thrust, targets, rewards and terminations."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from helpers.task_envs import task_env
 
 EVERYWHERE = torch.ones(4, dtype=torch.bool)
 INGENUITY_WEIGHT = 1.8 * 3.721  # N
-LIGHT = INGENUITY_WEIGHT / (2 * 20.0)  # action with which both rotors carry it
+LIGHT = INGENUITY_WEIGHT / (2 * 20.0)  # action at which the rotors carry the weight
 
 both = pytest.mark.parametrize("name", ["Quadcopter", "Ingenuity"])
 
 
-def tilt_rotors(env: VecEnv, angles: torch.Tensor) -> None:
+def set_rotor_tilt(env: VecEnv, angles: torch.Tensor) -> None:
     env.task.robot.set_state(EVERYWHERE, joint_pos=angles)
     env.task.tilt_target.copy_(angles)
     env.sim.refresh()
 
 
-def test_a_quadcopters_thrust_and_angles_stop_at_their_limits():
+def test_quadcopter_thrust_and_tilt_are_clamped():
     env = task_env("Quadcopter")
-    tilt_rotors(env, torch.zeros(4, 8))
+    set_rotor_tilt(env, torch.zeros(4, 8))
     action = torch.tensor([[1.0], [-1.0], [-1.0], [0.0]]).repeat(1, 12)
-    action[2, :8] = 0.0  # its rotors stay as they are
+    action[2, :8] = 0.0  # tilt stays unchanged
     velocities = []
     for _ in range(6):
         env.step(action)
@@ -36,16 +36,16 @@ def test_a_quadcopters_thrust_and_angles_stop_at_their_limits():
     tilt = math.radians(30.0)
     torch.testing.assert_close(env.task.tilt_target[:2], torch.tensor([[tilt], [-tilt]]).expand(2, 8))
     assert env.task.thrust[:2].tolist() == [[2.0] * 4, [0.0] * 4]
-    assert velocities == pytest.approx([-9.81 * 0.01 * step for step in range(1, 7)], rel=1e-3)  # no thrust: it falls
+    assert velocities == pytest.approx([-9.81 * 0.01 * step for step in range(1, 7)], rel=1e-3)  # no thrust: free fall
 
 
-def test_a_quadcopters_rotors_push_along_their_own_axes():
+def test_quadcopter_rotors_push_along_their_axes():
     env = task_env("Quadcopter")
     robot = env.task.robot
-    # Env 0: nothing is tilted. Env 1: every rotor rolls about its arm, which turns the craft about the vertical.
+    # Env 0: no tilt. Env 1: every rotor rolls about its arm, which yaws the craft.
     tilt = torch.zeros(4, 8)
     tilt[1, 1::2] = 0.3
-    tilt_rotors(env, tilt)
+    set_rotor_tilt(env, tilt)
     action = torch.zeros(4, 12)
     action[:, 8:] = 1.0
     for _ in range(5):
@@ -58,7 +58,7 @@ def test_a_quadcopters_rotors_push_along_their_own_axes():
     assert robot.root_lin_vel[:2, :2].abs().max() < 0.01
 
 
-def test_ingenuity_hovers_on_mars_and_its_rotors_turn():
+def test_ingenuity_hovers_in_mars_gravity():
     env = task_env("Ingenuity")
     robot = env.task.robot
     start = robot.root_pos.clone()
@@ -68,7 +68,7 @@ def test_ingenuity_hovers_on_mars_and_its_rotors_turn():
     torch.testing.assert_close(robot.joint_vel, torch.tensor([-50.0, 50.0]).expand(4, 2), rtol=1e-3, atol=0.0)
 
 
-def test_ingenuitys_thrust_turns_with_its_fuselage():
+def test_ingenuity_thrust_rotates_with_fuselage():
     env = task_env("Ingenuity")
     axis = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.6, 0.0, 0.8]])
     quat = quat_from_axis_angle(axis, torch.tensor([0.5, 1.5, 2.0, 3.0]))
@@ -82,7 +82,7 @@ def test_ingenuitys_thrust_turns_with_its_fuselage():
     torch.testing.assert_close(applied[:, :, :3].sum(dim=1), 2 * expected)
 
 
-def test_the_lateral_thrust_of_ingenuity_is_a_fraction_of_its_thrust_and_tips_it_that_way():
+def test_ingenuity_lateral_thrust_is_a_fraction_and_tips_it():
     env = task_env("Ingenuity")
     actions = torch.tensor([[0.2, 0.0], [1.0, 0.0], [0.0, 0.2], [0.0, -1.0]])
     actions = torch.cat([actions, torch.full((4, 1), LIGHT)], dim=1).repeat(1, 2)
@@ -93,10 +93,10 @@ def test_the_lateral_thrust_of_ingenuity_is_a_fraction_of_its_thrust_and_tips_it
     assert velocity[0, 0] > 0.02 and turn[0, 1] > 0.5  # along +x, and nose down about +y
     assert velocity[2, 1] > 0.02 and turn[2, 0] < -0.5
     assert velocity[3, 1] < -0.02 and turn[3, 0] > 0.5
-    assert turn[:, 2].abs().max() < 0.05  # rotors make no torque about the vertical
+    assert turn[:, 2].abs().max() < 0.05  # rotors produce no yaw torque
 
 
-def test_ingenuitys_target_moves_when_it_should_and_stays_within_reach():
+def test_ingenuity_target_moves_on_schedule_within_reach():
     env = task_env("Ingenuity", num_envs=64, target_steps=7, lost_distance=8.0)
     task = env.task
     hover = torch.tensor([0.0, 0.0, LIGHT] * 2).expand(64, 6)
@@ -106,7 +106,7 @@ def test_ingenuitys_target_moves_when_it_should_and_stays_within_reach():
         env.step(hover)
         moved = (task.target.root_pos - before).norm(dim=1)
         moves.append(bool((moved > 1e-3).all()))
-        assert (moved[moved <= 1e-3] < 1e-6).all(), "a target floats away"
+        assert (moved[moved <= 1e-3] < 1e-6).all(), "target drifts"
         way = (task.target.root_pos - task.robot.root_pos).norm(dim=1)
         assert way.max() < 0.91 * 8.0
     assert moves == [step % 7 == 0 for step in range(1, 22)]
@@ -115,7 +115,7 @@ def test_ingenuitys_target_moves_when_it_should_and_stays_within_reach():
     assert target[:, 2].min() > 0.8 and target[:, 2].max() < 2.5
 
 
-def test_an_episode_that_just_ended_keeps_its_target_for_its_last_observation():
+def test_final_observation_keeps_old_target():
     env = task_env("Ingenuity", target_steps=5, episode_length=5)
     hover = torch.tensor([0.0, 0.0, LIGHT] * 2).expand(4, 6)
     for _ in range(4):
@@ -132,7 +132,7 @@ def test_an_episode_that_just_ended_keeps_its_target_for_its_last_observation():
     ("way", "tip", "spin"),
     [((0.0, 0.0, 0.0), 0.0, 0.0), ((1.0, 0.0, 0.0), math.pi / 2, 0.0), ((0.3, 0.4, 0.0), 0.0, 2.0)],
 )
-def test_the_reward_at_known_states(name, way, tip, spin):
+def test_reward_at_known_states(name, way, tip, spin):
     env = task_env(name)
     task = env.task
     target = task.target if name == "Quadcopter" else task.target.root_pos
@@ -153,7 +153,7 @@ def test_the_reward_at_known_states(name, way, tip, spin):
 
 
 @both
-def test_it_ends_too_far_from_the_target_and_too_low(name):
+def test_episode_ends_too_far_from_target_or_too_low(name):
     env = task_env(name)
     task, cfg = env.task, env.cfg
     target = task.target.expand(4, 3) if name == "Quadcopter" else task.target.root_pos

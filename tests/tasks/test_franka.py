@@ -1,4 +1,4 @@
-"""Franka's tasks: the published kinematics, and scripted hands that do what the tasks ask."""
+"""Franka tasks: published kinematics, and scripted hands that solve the tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_env(name: str, num_envs: int, **settings: Any) -> VecEnv:
 
 
 def rotation_between(start: Tensor, end: Tensor) -> Tensor:
-    """Rotation vector [rad] from one orientation to another, of small turns; [N, 3]."""
+    """Return the small rotation vector from one orientation to another [rad], shape [N, 3]."""
     turn = quat_multiply(end, quat_conjugate(start))
     return 2.0 * turn[:, 1:] * turn[:, :1].sign()
 
@@ -39,7 +39,7 @@ def rotation_between(start: Tensor, end: Tensor) -> Tensor:
 
 
 def published_grip(joints: np.ndarray) -> np.ndarray:
-    """Pose of the point between the fingertips by the manufacturer's modified Denavit-Hartenberg table; 4 x 4."""
+    """Compute the pose of the grip point from the manufacturer's modified Denavit-Hartenberg table, shape [4, 4]."""
     table = [  # a [m], d [m], alpha [rad]
         (0.0, 0.333, 0.0),
         (0.0, 0.0, -math.pi / 2),
@@ -59,7 +59,7 @@ def published_grip(joints: np.ndarray) -> np.ndarray:
     return pose
 
 
-def test_the_gripping_point_is_where_the_published_table_has_it():
+def test_grip_pose_matches_published_dh_table():
     model = task_model("FrankaCubeStack")
     data = mujoco.MjData(model)
     base = model.body("franka/link0").pos
@@ -72,7 +72,7 @@ def test_the_gripping_point_is_where_the_published_table_has_it():
 
 
 @pytest.mark.parametrize("name", ["FrankaCabinet", "FrankaCubeStack"])
-def test_limits_and_masses_are_the_published_ones(name):
+def test_limits_and_masses_match_published_values(name):
     env = make_env(name, 1)
     robot, model = env.sim.articulation("franka"), env.sim.scene.model
     low = torch.tensor([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973, 0.0, 0.0])
@@ -85,7 +85,7 @@ def test_limits_and_masses_are_the_published_ones(name):
 
 
 @pytest.mark.parametrize("name", ["FrankaCabinet", "FrankaCubeStack"])
-def test_it_carries_its_own_weight(name):
+def test_arm_holds_its_pose_against_gravity(name):
     env = make_env(name, 8, **({"control_type": "joint_tor"} if name == "FrankaCubeStack" else {}))
     start = env.task.robot.joint_pos.clone()
     still = torch.zeros(8, env.num_actions)
@@ -105,7 +105,7 @@ def reach(env: VecEnv, goal: Callable[[], Tensor], steps: int, gripper: float) -
     task = env.task
     dynamics = env.sim.articulation("franka").dynamics("grip")
     env.sim.refresh()
-    # it points along -x, the left finger up
+    # hand along -x, left finger up
     facing = torch.tensor([0.5, 0.5, -0.5, -0.5]).expand(env.num_envs, 4)
     terms: dict[str, Tensor] = {}
     for _ in range(steps):
@@ -117,7 +117,7 @@ def reach(env: VecEnv, goal: Callable[[], Tensor], steps: int, gripper: float) -
     return terms
 
 
-def test_the_drawer_opens_when_its_handle_is_grasped_and_pulled():
+def test_grasping_and_pulling_handle_opens_drawer():
     env = make_env("FrankaCabinet", 4)
     task = env.task
 
@@ -136,7 +136,7 @@ def test_the_drawer_opens_when_its_handle_is_grasped_and_pulled():
     terms = reach(env, handle, 30, CLOSED)
     fingers = task.robot.joint_pos[:, 7:].sum(dim=1)
     torch.testing.assert_close(terms["finger_distance"], 5.0 * (0.08 - fingers), atol=0.02, rtol=0.0)
-    assert (fingers > 0.012).all(), "the fingers went through the handle"
+    assert (fingers > 0.012).all(), "fingers penetrate the handle"
     grasped = handle().clone()
     for pulled in (0.1, 0.2, 0.3):
         terms = reach(env, lambda: grasped + torch.tensor([pulled, 0.0, 0.0]), 60, CLOSED)  # noqa: B023
@@ -149,13 +149,13 @@ def test_the_drawer_opens_when_its_handle_is_grasped_and_pulled():
     for _ in range(100):
         reach(env, lambda: grasped + torch.tensor([0.42, 0.0, 0.0]), 1, CLOSED)
         opened |= task.progress == 0
-    assert opened.all(), "the episode continues with the drawer open"
+    assert opened.all(), "an open drawer must end the episode"
 
 
-def test_fingers_behind_the_handle_are_bad_style():
+def test_fingers_behind_handle_are_penalized():
     env = make_env("FrankaCabinet", 2)
     task = env.task
-    # beside the handle there is room up to the drawer; no motion would bring the hand there, so it is set there
+    # there is room between handle and drawer, but no motion reaches it, so the state is set
     stretched = torch.tensor([0.0, 0.9, 0.0, -0.6, 0.0, 1.5, 0.785, 0.02, 0.02])
     task.robot.set_state(everywhere(env), joint_pos=stretched.expand(2, 9))
     env.sim.refresh()
@@ -166,7 +166,7 @@ def test_fingers_behind_the_handle_are_bad_style():
 
 
 def speeds(env: VecEnv, steps: int, hold: int) -> Tensor:
-    """Speeds of the arm's joints under random actions; blows, and big joints that fling the wrist, are left out."""
+    """Return the 97 % quantile of arm joint speeds under random actions; collisions and whipping are left out."""
     random, found = torch.Generator().manual_seed(0), []
     for step in range(steps):
         if step % hold == 0:
@@ -176,7 +176,7 @@ def speeds(env: VecEnv, steps: int, hold: int) -> Tensor:
     return torch.cat(found).quantile(0.97, dim=0)
 
 
-def test_drives_keep_to_the_robots_speed_limits():
+def test_drives_respect_joint_speed_limits():
     fast = speeds(make_env("FrankaCabinet", 32), 200, 25)
     assert (fast < 1.1 * SPEED_LIMITS).all() and (fast > 0.9 * SPEED_LIMITS).all(), fast
 
@@ -185,7 +185,7 @@ def test_drives_keep_to_the_robots_speed_limits():
 
 
 def move(env: VecEnv, goal: Callable[[], Tensor], quat: Tensor, steps: int, gripper: float) -> dict[str, Tensor]:
-    """Move the gripping point by the task's controller; return the last step's reward terms."""
+    """Move the grip point with the task's controller; return the last step's reward terms."""
     task, terms = env.task, {}
     for _ in range(steps):
         error = torch.cat([goal() - task.hand.pos[:, 0], rotation_between(task.hand.quat[:, 0], quat)], dim=1)
@@ -195,13 +195,13 @@ def move(env: VecEnv, goal: Callable[[], Tensor], quat: Tensor, steps: int, grip
 
 
 def from_above(cube_quat: Tensor) -> Tensor:
-    """Orientation of a hand that points down and is turned as the cube."""
+    """Return the orientation of a hand that points down and is aligned with the cube."""
     yaw = 2.0 * torch.atan2(cube_quat[:, 3], cube_quat[:, 0])
     turn = quat_from_axis_angle(UP.expand(len(yaw), 3), yaw)
     return quat_multiply(turn, torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(len(yaw), 4))
 
 
-def test_a_hand_can_stack_the_cubes():
+def test_scripted_hand_stacks_cubes():
     env = make_env("FrankaCubeStack", 8, end_when_stacked=True)
     task = env.task
     cube_a, cube_b, hand = task.cube_a, task.cube_b, task.hand
@@ -221,7 +221,7 @@ def test_a_hand_can_stack_the_cubes():
 
     move(env, to_place(0.12), down, 100, CLOSED)
     terms = move(env, to_place(0.062), down, 60, CLOSED)
-    assert (terms["align"] > 1.7).all() and (terms["stack"] == 0.0).all(), "it is not released yet"
+    assert (terms["align"] > 1.7).all() and (terms["stack"] == 0.0).all(), "not released yet"
     there = hand.pos[:, 0].clone()
     move(env, lambda: there, down, 30, OPEN)
     stacked = torch.zeros(8, dtype=torch.bool)
@@ -235,14 +235,14 @@ def test_a_hand_can_stack_the_cubes():
     task.advance(torch.arange(8) < 6)
     stats = task.stats()
     assert torch.equal(stats["stacked"], now.float()) and torch.equal(stats["success"][:6], now[:6].float())
-    assert stats["success"][6:].isnan().all(), "an episode that goes on is none yet"
+    assert stats["success"][6:].isnan().all(), "no success before the episode ends"
 
 
-def test_a_displacement_moves_the_hand_along_it():
+def test_displacement_action_moves_hand_along_its_axis():
     env = make_env("FrankaCubeStack", 6, start_joint_noise=0.0)
     before = env.task.hand.pos[:, 0].clone()
     action = torch.cat([torch.eye(6), torch.ones(6, 1)], dim=1)
-    action[2, 2] = -1.0  # down would end at the table
+    action[2, 2] = -1.0  # the table blocks downward motion
     action[2] *= -1.0
     for _ in range(10):
         env.step(0.5 * action)
@@ -256,7 +256,7 @@ def test_a_displacement_moves_the_hand_along_it():
     assert moved[3:].abs().max() < 0.01
 
 
-def test_torques_are_those_of_the_action():
+def test_torque_actions_set_motor_torques():
     env = make_env("FrankaCubeStack", 2, control_type="joint_tor")
     assert env.num_actions == 8 and env.obs_sizes == {"policy": 26}
     env.step(torch.tensor([[0.1] * 7 + [OPEN], [-0.1] * 7 + [CLOSED]]))
@@ -266,12 +266,12 @@ def test_torques_are_those_of_the_action():
 
 
 @pytest.mark.slow
-def test_cubes_start_anywhere_on_the_square_but_apart():
+def test_cubes_start_uniformly_and_apart():
     env = make_env("FrankaCubeStack", 2000)
     places = [cube.root_pos[:, :2] for cube in (env.task.cube_a, env.task.cube_b)]
     for place in places:
         assert place.abs().max() <= 0.25 + 1e-6
-        # each of 5 x 5 fields has its share of the envs
+        # each of 5 x 5 cells has its share of the envs
         field = ((place + 0.25) / 0.1).floor().clamp(0, 4) @ torch.tensor([5.0, 1.0])
         assert (torch.bincount(field.long(), minlength=25) > 40).all()
     apart = torch.linalg.vector_norm(places[0] - places[1], dim=1)
@@ -287,7 +287,7 @@ def test_cubes_start_anywhere_on_the_square_but_apart():
 
 
 def go(env: VecEnv, goal: Tensor, steps: int) -> list[dict[str, Tensor]]:
-    """Move the gripping point by inverse kinematics; return the statistics of each step."""
+    """Move the grip point by inverse kinematics; return the statistics of each step."""
     task = env.task
     dynamics = task.robot.dynamics("grip")
     env.sim.refresh()
@@ -307,12 +307,12 @@ def give(env: VecEnv, targets: Tensor) -> None:
 
 
 def corners(env: VecEnv) -> Tensor:
-    """Corners of the box of the targets [8, 3]."""
+    """Return the corners of the target box, shape [8, 3]."""
     low, high = env.task.target.limits
     return low + torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3) * (high - low)
 
 
-def test_the_reward_of_a_reach_is_its_formula():
+def test_reach_reward_follows_formula():
     env = make_env("FrankaReach", 16)
     task, dt = env.task, 1.0 / 30.0
     random = torch.Generator().manual_seed(0)
@@ -332,12 +332,12 @@ def test_the_reward_of_a_reach_is_its_formula():
     torch.testing.assert_close(terms["joint_vel"], -1e-3 * dt * speed)
 
 
-def test_a_hand_reaches_all_corners_and_then_gets_new_targets():
+def test_hand_reaches_all_corners_and_gets_new_targets():
     env = make_env("FrankaReach", 8)
     task = env.task
     give(env, corners(env))
-    stats = go(env, corners(env), 60)  # control steps of a target
-    assert (stats[-2]["distance"] < 0.01).all(), "with actions that are not clamped"
+    stats = go(env, corners(env), 60)  # control steps per target
+    assert (stats[-2]["distance"] < 0.01).all(), "actions are not clamped"
     assert all(each["success"].isnan().all() for each in stats[:-1])
     assert (stats[-1]["success"] == 1.0).all()
     low, high = task.target.limits
@@ -346,10 +346,10 @@ def test_a_hand_reaches_all_corners_and_then_gets_new_targets():
     torch.testing.assert_close(task.ball.root_pos, task.target.value)
     give(env, task.hand.pos[:, 0] + 0.06 * UP)
     stats = [env.step(task.actions.clone()).stats for _ in range(60)]
-    assert (stats[-1]["success"] == 0.0).all(), "6 cm are no success"
+    assert (stats[-1]["success"] == 0.0).all(), "6 cm is no success"
 
 
-def test_a_reach_begins_near_the_pose_with_the_hand_above_the_ground_and_keeps_to_speed_limits():
+def test_reach_starts_near_pose_and_respects_speed_limits():
     env = make_env("FrankaReach", 64)
     task = env.task
     offset = (task.robot.joint_pos - task.pose)[:, :7].abs()
@@ -381,7 +381,7 @@ def red(images: Tensor) -> Tensor:
     return ((r > 2.0 * g) & (r > 2.0 * b)).float()
 
 
-def test_the_camera_sees_every_target_where_a_pinhole_has_it_and_as_large_as_its_distance_says():
+def test_target_position_and_size_in_image_match_pinhole():
     env = make_env("FrankaReachCamera", 27)
     task = env.task
     low, high = task.target.limits
@@ -407,7 +407,7 @@ def test_the_camera_sees_every_target_where_a_pinhole_has_it_and_as_large_as_its
     assert radius.max() > 2.0 * radius.min(), "the size tells how far away it is"
 
 
-def test_the_policy_has_the_target_in_its_images_alone():
+def test_policy_observes_target_only_in_images():
     env, plain = make_env("FrankaReachCamera", 4), make_env("FrankaReach", 4)
     obs, state = env.reset(), plain.reset()["policy"]
     for group in ("critic", "teacher"):

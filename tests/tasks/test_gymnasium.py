@@ -1,4 +1,4 @@
-"""Hopper, Walker2d and HalfCheetah are Gymnasium's: same physics, observations, rewards, ends and starts."""
+"""Hopper, Walker2d and HalfCheetah against Gymnasium: physics, observations, rewards, terminations and starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TERMS = {"forward": "reward_forward", "alive": "reward_survive", "control_cost":
 
 every_task = pytest.mark.parametrize("name", TASKS)
 
-# What bodies, joints, motors and geoms are, wherever a body has its frame.
+# Model fields that do not depend on where a body has its frame.
 SAME = (
     *("body_parentid", "body_mass", "body_subtreemass", "body_gravcomp", "body_invweight0"),
     *("jnt_type", "jnt_bodyid", "jnt_limited", "jnt_range", "jnt_stiffness", "jnt_solref", "jnt_solimp", "jnt_margin"),
@@ -49,13 +49,13 @@ def make_gym(name: str) -> Any:
 
 
 @every_task
-def test_the_model_is_gymnasiums(name):
+def test_model_equals_gymnasium(name):
     ours, theirs = make_env(name).sim.scene.model, make_gym(name).model
     for field in SIZES:
         assert getattr(ours, field) == getattr(theirs, field), field
     for field in SAME:
         np.testing.assert_allclose(getattr(ours, field), getattr(theirs, field), rtol=1e-9, atol=1e-12, err_msg=field)
-    np.testing.assert_allclose(ours.geom_size[1:], theirs.geom_size[1:], rtol=1e-9)  # the ground's is for pictures
+    np.testing.assert_allclose(ours.geom_size[1:], theirs.geom_size[1:], rtol=1e-9)  # ground: rendering only
     for field in (field for field in dir(theirs.opt) if not field.startswith("_")):
         np.testing.assert_array_equal(getattr(ours.opt, field), getattr(theirs.opt, field), err_msg=field)
 
@@ -64,8 +64,8 @@ def test_the_model_is_gymnasiums(name):
 
 
 @every_task
-def test_every_step_is_gymnasiums(name):
-    """From one state and with one action: observation, reward, its terms and the end."""
+def test_step_equals_gymnasium(name):
+    """Compare observation, reward, reward terms and termination from one state with one action."""
     env, gym = make_env(name, randomize_episode_start=False), make_gym(name)
     gym.model.jnt_range[:] = gym.model.jnt_range.astype(np.float32)  # as sim/mujoco.py does: 3e-8 rad
     env.reset()
@@ -73,7 +73,7 @@ def test_every_step_is_gymnasiums(name):
     env.task.robot.set_state(torch.ones(NUM_ENVS, dtype=torch.bool), joint_pos=qpos, joint_vel=qvel)
     step = env.step(actions)
     assert not step.diverged.any()
-    seen = Counter[str]()  # what occurred in the steps that were compared
+    seen = Counter[str]()  # events covered by the compared steps
     for env_id in range(NUM_ENVS):
         gym.reset()
         gym.set_state(qpos[env_id].double().numpy(), qvel[env_id].double().numpy())
@@ -94,10 +94,10 @@ def test_every_step_is_gymnasiums(name):
 
 
 def states_and_actions(gym: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """A quarter each: out of random episodes that nothing ends, the same with random velocities, random poses, and
-    standing with one number around the limit at which Hopper (100 m/s) or Walker2d (2 m) is no longer healthy.
+    """Draw states, a quarter each: from random episodes without end, the same with random velocities, random poses, and
+    standing with one value around the limit at which Hopper (100 m/s) or Walker2d (2 m) is no longer healthy.
 
-    Along x every state is near 0: positions are float32, and speed is a difference of positions.
+    Every x is near 0 because speed is a difference of float32 positions.
     """
     random = np.random.default_rng(5)
     nq, nv, nu = gym.model.nq, gym.model.nv, gym.model.nu
@@ -128,7 +128,7 @@ def states_and_actions(gym: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @every_task
-def test_actions_time_limit_and_step_are_gymnasiums(name):
+def test_action_bounds_time_limit_and_dt_equal_gymnasium(name):
     env, gym = make_env(name), make_gym(name)
     assert env.max_episode_length == gymnasium.spec(f"{name}-v5").max_episode_steps
     assert env.task.dt == pytest.approx(gym.dt, rel=1e-12)
@@ -138,7 +138,7 @@ def test_actions_time_limit_and_step_are_gymnasiums(name):
 
 
 @every_task
-def test_starts_are_distributed_as_gymnasiums(name):
+def test_start_distribution_matches_gymnasium(name):
     env, gym = make_env(name), make_gym(name)
     env.reset()
     robot = env.task.robot
@@ -151,6 +151,6 @@ def test_starts_are_distributed_as_gymnasiums(name):
     scale = theirs.std(axis=0)
     assert np.abs(ours.mean(axis=0) - theirs.mean(axis=0)).max() < 0.5 * scale.min()
     np.testing.assert_allclose(ours.std(axis=0), scale, rtol=0.25)
-    # A uniform distribution ends after 1.7 standard deviations, a normal one does not.
+    # A uniform distribution is bounded by 1.7 standard deviations, a normal one is not.
     furthest = [(np.abs(starts - theirs.mean(axis=0)) / scale).max(axis=0) for starts in (ours, theirs)]
     np.testing.assert_array_equal(furthest[0] < 2.0, furthest[1] < 2.0)

@@ -1,4 +1,4 @@
-"""Hands with a cube: published kinematics, coupled joints, goals that follow one another, groups of observations."""
+"""Hands with a cube: published kinematics, coupled joints, consecutive goals, observation groups."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ def poses(model: mujoco.MjModel, joints: dict[str, float]) -> mujoco.MjData:
 
 
 def turned_goal(env: VecEnv, angle: float) -> Tensor:
-    """The cube's orientations, turned by an angle [rad]."""
+    """Return the cube's orientations rotated by an angle [rad]."""
     axis = torch.tensor([0.6, 0.0, 0.8]).expand(env.num_envs, 3)
     return quat_multiply(quat_from_axis_angle(axis, torch.full((env.num_envs,), angle)), env.task.cube.root_quat)
 
 
-def test_the_shadow_hand_is_as_long_as_the_published_one():
+def test_shadow_hand_matches_published_dimensions():
     model = task_model("ShadowHand")
     assert model.njnt - 1 == 24 and model.nu == 20
     data = poses(model, {})
     palm, first, tip = (data.body(f"hand/{body}").xpos for body in ("palm", "ffknuckle", "ffdistal"))
-    # straight fingers point along -y, knuckles are 95 mm from the wrist, the outer joint is 70 mm further
+    # straight fingers point along -y; knuckles are 95 mm from the wrist, the outer joint 70 mm further
     np.testing.assert_allclose(first - palm, [-0.033, -0.095, 0.0], atol=1e-6)
     np.testing.assert_allclose(tip - first, [0.0, -0.070, 0.0], atol=1e-6)
     bent = poses(model, {"FFJ2": math.pi / 2})
     np.testing.assert_allclose(bent.body("hand/ffdistal").xpos - first, [0.0, 0.0, 0.070], atol=1e-6)
 
 
-def test_the_allegro_hand_is_as_long_as_the_published_one():
+def test_allegro_hand_matches_published_dimensions():
     model = task_model("AllegroHand")
     assert model.njnt - 1 == 16 and model.nu == 16
     data = poses(model, {})
     turn = data.body("hand/palm").xmat.reshape(3, 3)
-    assert turn[2, 0] == pytest.approx(math.cos(0.03 * math.pi), abs=1e-3)  # the palm looks up, tilted by 5.4 degrees
+    assert turn[2, 0] == pytest.approx(math.cos(0.03 * math.pi), abs=1e-3)  # the palm faces up, tilted by 5.4 degrees
 
     def seen_from_palm(body: str) -> np.ndarray:
         return turn.T @ (data.body(f"hand/{body}").xpos - data.body("hand/palm").xpos)
@@ -67,7 +67,7 @@ def test_the_allegro_hand_is_as_long_as_the_published_one():
 
 
 @every_hand
-def test_actions_are_targets_between_the_limits(name):
+def test_actions_are_scaled_to_joint_limits(name):
     env = task_env(name)
     low, high = env.task.hand.control_limits.unbind(dim=1)
     for action, target in ((-1.0, low), (0.0, (low + high) / 2), (1.0, high)):
@@ -86,14 +86,14 @@ def test_joints_reach_their_targets(name):
     env.task.cube.set_state(EVERYWHERE, root_pos=torch.tensor([0.0, 0.0, -50.0]).expand(4, 3))  # out of the way
     hand = env.task.hand
     for _ in range(60):
-        env.step(torch.full((4, env.num_actions), -0.4))  # further on fingers would meet
+        env.step(torch.full((4, env.num_actions), -0.4))  # closer to the limit fingers would collide
     low, high = env.task.hand.joint_limits.unbind(dim=1)
-    # two joints on one tendon share its range, and so each does what an own actuator would have done
+    # two joints on one tendon share its range, so each moves as if it had an actuator
     error = (hand.joint_pos - (0.3 * high + 0.7 * low)).abs()
     assert error.max() < 0.1, dict(zip(hand.joint_names, error[0].tolist(), strict=True))
 
 
-def test_outer_joints_of_the_shadow_hand_bend_together():
+def test_outer_joints_of_shadow_hand_bend_together():
     env = task_env("ShadowHand", fall_distance=1e6)
     env.task.cube.set_state(EVERYWHERE, root_pos=torch.tensor([0.0, 0.0, -50.0]).expand(4, 3))
     names = env.task.hand.joint_names
@@ -107,7 +107,7 @@ def test_outer_joints_of_the_shadow_hand_bend_together():
 
 
 @every_hand
-def test_a_reached_goal_is_replaced_and_nothing_else_changes(name):
+def test_reaching_goal_replaces_only_goal(name):
     env, other = task_env(name, success_tolerance=0.1), task_env(name, success_tolerance=0.1)
     still = torch.zeros(4, env.num_actions)
     near = torch.tensor([True, False, True, False])
@@ -120,7 +120,7 @@ def test_a_reached_goal_is_replaced_and_nothing_else_changes(name):
     assert torch.equal((env.task.goal_quat != goals).any(dim=1), near)
     assert torch.equal(env.sim.qpos, other.sim.qpos)
     assert (first.stats["successes"].isnan()).all()
-    # What the policy acts on next is the new goal; what it is rewarded for in this step is the old one.
+    # The policy observes the new goal; this step's reward is for the old one.
     assert torch.equal(env.step(still).terms["success"], torch.zeros(4))
     parts = env.task._parts()
     torch.testing.assert_close(parts["goal_quat"], env.task.goal_quat)
@@ -128,7 +128,7 @@ def test_a_reached_goal_is_replaced_and_nothing_else_changes(name):
 
 
 @every_hand
-def test_stats_count_the_goals_of_an_episode(name):
+def test_success_statistic_counts_goals_per_episode(name):
     env = task_env(name, episode_length=3, fall_distance=1e6, success_tolerance=3.2)  # every step is a success
     still = torch.zeros(4, env.num_actions)
     for count in (1, 2):
@@ -143,7 +143,7 @@ def curriculum(start: float | None, **settings: float) -> dict[str, Any]:
     return {"curriculum": {"start": start, "factor": 0.5, "threshold": 3.0, "window": 2, **settings}}
 
 
-def test_a_wide_tolerance_pays_and_brings_the_next_goal_but_is_no_success():
+def test_wide_tolerance_rewards_goals_without_counting_successes():
     env = task_env("AllegroHand", episode_length=3, **curriculum(0.8))
     still = torch.zeros(4, env.num_actions)
     angles = [0.02, 0.5, 1.0, 0.02]
@@ -161,13 +161,13 @@ def test_a_wide_tolerance_pays_and_brings_the_next_goal_but_is_no_success():
     assert last.stats["successes"].tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
-def test_the_tolerance_narrows_with_goals_per_episode_and_no_further_than_its_end():
+def test_tolerance_narrows_with_goals_down_to_final_value():
     env = task_env("AllegroHand", episode_length=100, **curriculum(0.35))
     task, tolerances = env.task, []
     nobody = torch.zeros(4, dtype=torch.bool)
     task.tolerance._steps.zero_()
     task.tolerance._total.zero_()
-    # goals of four envs in a window of two steps: 100 / 8 per episode each
+    # one goal among four envs in a window of two steps counts 100 / 8 per episode
     for goals in (0, 1, 0, 0, 1, 1, 4, 4):
         task.rotation_error.copy_(torch.arange(4) >= goals)
         task.advance(nobody)
@@ -175,7 +175,7 @@ def test_the_tolerance_narrows_with_goals_per_episode_and_no_further_than_its_en
     assert tolerances == [0.35, 0.175, 0.175, 0.175, 0.175, 0.1, 0.1, 0.1]
 
 
-def test_an_evaluation_has_the_final_tolerance():
+def test_evaluation_uses_final_tolerance():
     trained = task_env("AllegroHand", **curriculum(0.8))
     trained.step(torch.zeros(4, 16))
     cfg = trained.cfg.whole_episodes()
@@ -187,25 +187,25 @@ def test_an_evaluation_has_the_final_tolerance():
     assert (step.terms["success"] == 0).all() and set(step.stats) == {"successes", "rotation_error"}
 
 
-def test_a_tolerance_that_would_widen_is_refused():
+def test_widening_tolerance_is_rejected():
     with raises(ConfigError, key="task.curriculum.start", got=0.05):
         task_env("AllegroHand", **curriculum(0.05))
 
 
 @every_hand
-def test_a_dropped_cube_ends_the_episode(name):
+def test_dropped_cube_ends_episode(name):
     env = task_env(name)
     away = torch.tensor([[0.0, 0.0, -0.2], [0.25, 0.0, 0.0], [0.0, 0.0, 0.05], [0.0, -0.26, 0.0]])
     env.task.cube.set_state(EVERYWHERE, root_pos=env.task.goal_pos + away)
     step = env.step(torch.zeros(4, env.num_actions))
     assert step.terminated.tolist() == [False, True, False, True]
     distance = -step.terms["distance"] / 10.0
-    torch.testing.assert_close(distance, torch.tensor([0.2, 0.25, 0.05, 0.26]), atol=0.01, rtol=0)  # it fell a little
+    torch.testing.assert_close(distance, torch.tensor([0.2, 0.25, 0.05, 0.26]), atol=0.01, rtol=0)  # cube is falling
     assert torch.equal(step.terms["fall"], torch.zeros(4))
 
 
 @every_hand
-def test_starts_are_near_the_palm_in_any_orientation(name):
+def test_cube_starts_near_palm_in_any_orientation(name):
     env = task_env(name, num_envs=256)
     task = env.task
     start = task.cube.root_pos - task.cube.default_root_pos
@@ -224,7 +224,7 @@ SIZES = {
 
 
 @every_hand
-def test_types_of_observation(name):
+def test_observation_types_have_expected_sizes(name):
     for kind, size in SIZES[name].items():
         env = task_env(name, 1, observation_type=kind, asymmetric=True)
         assert env.obs_sizes == {"policy": size, "critic": SIZES[name]["full_state"]}

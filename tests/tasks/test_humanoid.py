@@ -1,4 +1,4 @@
-"""Humanoid: what its body touches and the cost of joints at their limits; test_ant.py has the rest."""
+"""Humanoid: contacts and joint limit cost; test_ant.py covers the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.task_envs import task_env, task_model
 make_env = partial(task_env, "Humanoid")
 
 
-def test_self_collision_is_between_the_legs_only():
+def test_only_legs_collide_with_each_other():
     model = task_model("Humanoid")
     names = [model.body(body).name.removeprefix("humanoid/") for body in model.geom_bodyid]
     leg = {f"{side}_{part}": side for side in ("right", "left") for part in ("thigh", "shin", "foot")}
@@ -26,7 +26,7 @@ def test_self_collision_is_between_the_legs_only():
         assert collides == ("world" in (names[a], names[b]) or sides == {"right", "left"}), (names[a], names[b])
 
 
-def test_the_reference_pose_stands_just_above_the_ground():
+def test_reference_pose_is_just_above_ground():
     env = make_env()
     robot = env.task.robot
     robot.set_state(everywhere(env), joint_pos=torch.zeros(4, 21), joint_vel=torch.zeros(4, 21))
@@ -46,7 +46,7 @@ def test_the_reference_pose_stands_just_above_the_ground():
         ("left_elbow", 1.02, 2 * 45 / 135),
     ],
 )
-def test_a_joint_at_its_limit_costs_by_its_motors_strength(joint, position, cost):
+def test_joint_limit_cost_scales_with_motor_strength(joint, position, cost):
     env = make_env()
     task = env.task
     middle = (task.joint_high + task.joint_low) / 2

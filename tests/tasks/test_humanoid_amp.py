@@ -1,4 +1,4 @@
-"""HumanoidAMP: what is observed of robot and clips, that no history crosses an episode's start, and which clips fit."""
+"""HumanoidAMP: observations of robot and clips, style history, and checks of clips."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from helpers.training import read_csv, the_run
 
 SIZE = sum(PARTS.values())
 FILE = assets_dir() / "motions" / "humanoid_walk.npz"
-CYCLE = 30  # frames after which the walk repeats itself
+CYCLE = 30  # period of the walk in frames
 
 
 def make_env(num_envs: int = 8, **task: Any) -> Any:
@@ -38,7 +38,7 @@ def random_action(env: VecEnv, seed: int = 0) -> torch.Tensor:
     return torch.rand(env.num_envs, 28, generator=torch.Generator().manual_seed(seed)) - 0.5
 
 
-def test_features_are_those_of_mujoco() -> None:
+def test_features_equal_mujoco_quantities() -> None:
     env, random = make_env(), np.random.default_rng(0)
     env.reset()
     model = env.sim.scene.model
@@ -70,19 +70,19 @@ def test_features_are_those_of_mujoco() -> None:
 
 
 def rows_in(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Numbers of the rows of a table that these are."""
+    """Return the indices of rows in a table."""
     distance, index = torch.cdist(rows, table, compute_mode="donot_use_mm_for_euclid_dist").min(dim=1)
     assert distance.max() < 1e-4
     return index
 
 
-def test_an_episode_begins_in_a_clip_with_the_history_of_that_place() -> None:
+def test_episode_starts_in_clip_with_matching_history() -> None:
     env = make_env(64)
     obs = env.reset()
     table = env.task.features
     before, now = (rows_in(table, part) for part in obs["style"].split(SIZE, dim=1))
     assert ((now - before) % CYCLE == 1).all() and len((now % CYCLE).unique()) > 20
-    # The robot is where they say, in another direction, and higher where a foot would be in the ground.
+    # The robot has the observed pose with another heading, raised where a foot would be in the ground.
     env.task.advance(torch.zeros(64, dtype=torch.bool))
     seen = env.look()["policy"]
     torch.testing.assert_close(seen[:, 1:], obs["policy"][:, 1:], rtol=1e-3, atol=1e-3)
@@ -91,7 +91,7 @@ def test_an_episode_begins_in_a_clip_with_the_history_of_that_place() -> None:
     assert heading.std() > 0.5
 
 
-def test_no_history_crosses_the_start_of_an_episode() -> None:
+def test_style_history_is_cleared_at_episode_start() -> None:
     env = make_env(16, episode_length=3, style_frames=3)
     obs = env.reset()
     table, starts = env.task.features, 0
@@ -109,7 +109,7 @@ def test_no_history_crosses_the_start_of_an_episode() -> None:
     assert starts >= 32
 
 
-def test_references_are_places_of_all_clips_and_none_is_of_two(tmp_path: Path) -> None:
+def test_references_cover_all_clips_and_never_span_two(tmp_path: Path) -> None:
     other = tmp_path / "other.npz"
     whole = load(FILE)
     part = {
@@ -129,7 +129,7 @@ def test_references_are_places_of_all_clips_and_none_is_of_two(tmp_path: Path) -
     assert len((rows_in(expected, reference) % CYCLE).unique()) == CYCLE
 
 
-def test_a_training_is_evaluated_with_a_shorter_clip(tmp_path: Path) -> None:
+def test_evaluation_accepts_shorter_clip(tmp_path: Path) -> None:
     env, clip = make_env(), load(FILE)
     arrays = {field.name: getattr(clip, field.name) for field in fields(clip)}
     short = {name: value[:60] for name, value in arrays.items() if isinstance(value, np.ndarray)}
@@ -141,7 +141,7 @@ def test_a_training_is_evaluated_with_a_shorter_clip(tmp_path: Path) -> None:
     assert (other.task.reference == len(other.task.histories) - 1).all()
 
 
-def test_clips_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_clips_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     clip = load(FILE)
     stranger = tmp_path / "stranger.npz"
     save(stranger, replace(clip, body_names=tuple(name.replace("hand", "fist") for name in clip.body_names)))
@@ -154,7 +154,7 @@ def test_clips_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             make_env(2, **task)
 
 
-def test_it_learns_a_style_without_a_wait(tmp_path: Path) -> None:
+def test_amp_iteration_has_no_device_syncs(tmp_path: Path) -> None:
     small = {"horizon": 4, "minibatch_size": 16, "epochs": 1, "network": {"hidden": [16]}}
     amp = {**small, "discriminator": {"hidden": [16], "replay": 50, "batch_size": 16}}
     log = {"console": "quiet", "dir": str(tmp_path), "interval": 1}

@@ -1,8 +1,8 @@
-"""Every number of every observation, at tilted, turning and touching states, against MuJoCo's own quantities.
+"""All observation entries against MuJoCo quantities in tilted, rotating and touching states.
 
-Expected values come from a `mujoco.MjData` in the same state: its rotation matrices, velocities and contact forces. The
-rows below are those of the table in the task's docstring, with the scales that it names. Hopper, Walker2d and
-HalfCheetah are held to Gymnasium in test_gymnasium.py.
+Expected values come from a `mujoco.MjData` in the same state: rotation matrices, velocities and contact forces. The
+rows below follow the table in the task's docstring, including its scales. test_gymnasium.py compares Hopper, Walker2d
+and HalfCheetah with Gymnasium.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from helpers.sensing import update_sensors
 
 NUM_ENVS = 8
 FREE = mujoco.mjtJoint.mjJNT_FREE.value
-DEPTH = 0.002  # m; penetration of bodies that must be in contact
+DEPTH = 0.002  # m; penetration of touching bodies
 
 
 class OneEnv:
-    """One env of an environment, in MuJoCo's own data structures."""
+    """One env in MuJoCo's data structures."""
 
     def __init__(self, env: VecEnv, index: int) -> None:
         self.task, self.index, self.model = env.task, index, env.sim.scene.model
@@ -40,7 +40,7 @@ class OneEnv:
         mujoco.mj_forward(self.model, self.data)
 
     def own(self, value: torch.Tensor) -> np.ndarray:
-        """Row of a tensor that belongs to this env."""
+        """Return this env's row of a tensor."""
         return value[self.index].double().numpy()
 
     @property
@@ -54,7 +54,7 @@ class OneEnv:
         return self.data.body(body).xquat
 
     def turn(self, body: str) -> np.ndarray:
-        """Rotation matrix, from the body's frame to the world frame."""
+        """Return the rotation matrix from body to world frame."""
         return self.data.body(body).xmat.reshape(3, 3)
 
     def velocity(self, body: str, local: bool = False) -> np.ndarray:
@@ -70,7 +70,7 @@ class OneEnv:
         return velocities
 
     def joints(self, robot: str) -> list[int]:
-        """Its hinges and slides."""
+        """Return the indices of a robot's hinges and slides."""
         model = self.model
         own = [j for j in range(model.njnt) if model.joint(j).name.startswith(f"{robot}/")]
         return [j for j in own if model.jnt_type[j] != FREE]
@@ -85,18 +85,18 @@ class OneEnv:
         return self.data.qfrc_actuator[self.model.jnt_dofadr[self.joints(robot)]]
 
     def mapped(self, robot: str) -> np.ndarray:
-        """Joint positions, limits mapped to [-1, 1]."""
+        """Return joint positions with limits mapped to [-1, 1]."""
         low, high = self.model.jnt_range[self.joints(robot)].T
         return mapped(self.angles(robot), low, high)
 
     def touch(self, body: str) -> np.ndarray:
-        """Force and torque of all contacts on a body, about its origin and in its frame."""
+        """Return force and torque of all contacts on a body, about its origin and in its frame."""
         body_id, turn = self.model.body(body).id, self.turn(body)
         total, wrench = np.zeros((2, 3)), np.zeros(6)
         for i, contact in enumerate(self.data.contact):
             bodies = self.model.geom_bodyid[contact.geom]
             mujoco.mj_contactForce(self.model, self.data, i, wrench)
-            force, torque = wrench.reshape(2, 3) @ contact.frame.reshape(3, 3)  # on the second of the two
+            force, torque = wrench.reshape(2, 3) @ contact.frame.reshape(3, 3)  # acting on the second body
             sign = int(bodies[1] == body_id) - int(bodies[0] == body_id)
             total += sign * np.stack([force, torque + np.cross(contact.pos - self.pos(body), force)])
         return (total @ turn).ravel()
@@ -111,7 +111,7 @@ def wrapped(angle: float) -> float:
 
 
 def euler(turn: np.ndarray) -> tuple[float, float]:
-    """Roll and yaw of R = Rz(yaw) Ry(pitch) Rx(roll)."""
+    """Return roll and yaw of R = Rz(yaw) Ry(pitch) Rx(roll)."""
     return np.arctan2(turn[2, 1], turn[2, 2]), np.arctan2(turn[1, 0], turn[0, 0])
 
 
@@ -120,10 +120,10 @@ Row = Callable[[OneEnv], Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a task observes, row by row, and the states to compare in.
+    """Expected observation rows of a task, and the states for the comparison.
 
-    `touch` names pairs of bodies: in each env one pair is brought together, or none, by moving the second, or the
-    robot where the second is the ground. `spread` is how far [rad, m] a free body is turned and moved away.
+    `touch` lists pairs of bodies; each env brings at most one pair into contact by moving the second body, or the robot
+    if the second is the ground. `spread` scales random rotation and displacement of free bodies [rad, m].
     """
 
     policy: Sequence[Row]
@@ -134,11 +134,11 @@ class Case:
     arrange: Callable[[VecEnv], None] = lambda env: None
 
 
-# Rows that tasks share
+# Rows shared by tasks
 
 
 def torso(body: str, spin_scale: float) -> list[Row]:
-    """The first 12 numbers of Ant and Humanoid."""
+    """Return rows for the first 12 entries of Ant and Humanoid."""
 
     def directions(one: OneEnv) -> list[float]:
         roll, yaw = euler(one.turn(body))
@@ -156,7 +156,7 @@ def torso(body: str, spin_scale: float) -> list[Row]:
 
 
 def base_motion(body: str) -> list[Row]:
-    """The first 9 numbers of Anymal and AnymalTerrain."""
+    """Return rows for the first 9 entries of Anymal and AnymalTerrain."""
     return [
         lambda w: 2.0 * w.velocity(body, local=True),
         lambda w: 0.25 * w.spin(body, local=True),
@@ -165,7 +165,7 @@ def base_motion(body: str) -> list[Row]:
 
 
 def flight(body: str, target: Row) -> list[Row]:
-    """The first 13 numbers of Quadcopter and Ingenuity."""
+    """Return rows for the first 13 entries of Quadcopter and Ingenuity."""
     return [
         lambda w: (target(w) - w.pos(body)) / 3.0,
         lambda w: w.quat(body),
@@ -210,7 +210,7 @@ ANT_FEET = [f"ant/{end}_{side}_foot" for end in ("front", "back") for side in ("
 HUMANOID_FEET = ["humanoid/right_foot", "humanoid/left_foot"]
 SHADOW_TIPS = [f"hand/{finger}distal" for finger in ("ff", "mf", "rf", "lf", "th")]
 TRIFINGER_TIPS = [f"trifinger/tip_{finger}" for finger in range(3)]
-STANCE = [0.03, 0.4, -0.8, 0.03, -0.4, 0.8, -0.03, 0.4, -0.8, -0.03, -0.4, 0.8]  # rad; of Anymal
+STANCE = [0.03, 0.4, -0.8, 0.03, -0.4, 0.8, -0.03, 0.4, -0.8, -0.03, -0.4, 0.8]  # rad; Anymal
 
 shadow = hand_rows((0.0, -0.39, 0.56))
 shadow["tips_pos"] = lambda w: np.concatenate([w.pos(tip) for tip in SHADOW_TIPS])
@@ -220,14 +220,14 @@ shadow["action"] = action
 allegro = {**hand_rows((0.0, -0.19, 0.52)), "action": action}
 
 
-def chosen(rows: dict[str, Row], names: str) -> list[Row]:
+def pick(rows: dict[str, Row], names: str) -> list[Row]:
     return [rows[name] for name in names.split()]
 
 
 def hand_case(rows: dict[str, Row], kind: str, names: str, **settings: Any) -> Case:
     tips = SHADOW_TIPS if rows is shadow else []
     touch = [(tip, "object/cube") for tip in tips]
-    return Case(chosen(rows, names), settings={"observation_type": kind, **settings}, touch=touch)
+    return Case(pick(rows, names), settings={"observation_type": kind, **settings}, touch=touch)
 
 
 def terrain_command(one: OneEnv) -> list[float]:
@@ -252,26 +252,26 @@ def terrain_heights(one: OneEnv) -> list[float]:
     return heights
 
 
-def on_the_patches(env: VecEnv) -> None:
-    """Robots near the edges of the hardest patches' platforms, commands of all kinds."""
+def place_on_patches(env: VecEnv) -> None:
+    """Put robots near the platform edges of the hardest patches, with commands of all kinds."""
     num = torch.arange(NUM_ENVS)
     origin = env.task.terrain.origins[9, 2 * num]
     env.sim.qpos[:, :3] = origin + torch.stack([1.6 * num.cos(), 1.7 * num.sin(), 0.35 + 0.1 * num], dim=1)
     commands = torch.stack([num.cos(), 0.7 * num.sin(), 0.8 * num - 2.9], dim=1)
-    commands[3, :2] = torch.tensor([0.2, -0.1])  # too slow: it must stand
+    commands[3, :2] = torch.tensor([0.2, -0.1])  # below the threshold: standing
     env.task.commands.value.copy_(commands)
 
 
-REACH_POSE = [0.0, -0.137, 0.0, -2.235, 0.0, 2.098, 0.785]  # rad; of FrankaReach
+REACH_POSE = [0.0, -0.137, 0.0, -2.235, 0.0, 2.098, 0.785]  # rad; FrankaReach
 
 
-def targets_at_the_balls(env: VecEnv) -> None:
-    """Targets of a reach where its balls are."""
+def move_targets_to_balls(env: VecEnv) -> None:
+    """Set FrankaReach's targets to the positions of its balls."""
     env.task.target.value.copy_(env.task.ball.root_pos)
 
 
 def hip_torques(one: OneEnv) -> np.ndarray:
-    """Torque of the ball about the hips."""
+    """Compute the ball's torque about the hips."""
     tray, wrench = "balance_bot/tray", one.touch("balance_bot/tray")
     torques = []
     for leg in (1, 2, 3):
@@ -281,7 +281,7 @@ def hip_torques(one: OneEnv) -> np.ndarray:
 
 
 def pole(one: OneEnv, body: str) -> float:
-    """Angle about the y axis."""
+    """Return the angle about the y axis [rad]."""
     turn = one.turn(body)
     return np.arctan2(turn[0, 2], turn[2, 2])
 
@@ -290,20 +290,20 @@ TROT = load(assets_dir() / "motions" / "go1_trot.npz")
 GO1_POSE = [0.1, 0.9, -1.8, -0.1, 0.9, -1.8] * 2  # rad
 
 
-def of_clip(values: np.ndarray) -> Row:
-    """Values of the clip in the frame that an env is to reach."""
+def clip_values(values: np.ndarray) -> Row:
+    """Return clip values at the env's target frame."""
     return lambda w: values[int(w.own(w.task.playhead.index))]
 
 
 def clip_turn(one: OneEnv, body: str) -> np.ndarray:
     turn = np.zeros(9)
-    quat = of_clip(TROT.body_quat_w)(one)[TROT.body_names.index(body)]
+    quat = clip_values(TROT.body_quat_w)(one)[TROT.body_names.index(body)]
     mujoco.mju_quat2Mat(turn, quat.astype(np.float64))
     return turn.reshape(3, 3)
 
 
 def clip_pos(one: OneEnv) -> np.ndarray:
-    return of_clip(TROT.body_pos_w)(one)[TROT.body_names.index("trunk")]
+    return clip_values(TROT.body_pos_w)(one)[TROT.body_names.index("trunk")]
 
 
 def imu_velocity(one: OneEnv) -> np.ndarray:
@@ -313,8 +313,8 @@ def imu_velocity(one: OneEnv) -> np.ndarray:
 
 
 go1_clip: list[Row] = [
-    of_clip(TROT.joint_pos),
-    of_clip(TROT.joint_vel),
+    clip_values(TROT.joint_pos),
+    clip_values(TROT.joint_vel),
     lambda w: (clip_pos(w) - w.pos("robot/trunk")) @ w.turn("robot/trunk"),
     lambda w: (w.turn("robot/trunk").T @ clip_turn(w, "trunk")).T[:2].ravel(),
 ]
@@ -353,7 +353,7 @@ SHADOW_FULL = "angles speeds efforts cube_pos cube_quat cube_velocity cube_spin 
 SHADOW_STATE = f"{SHADOW_FULL} tips_state tips_touch action"
 WITHOUT_VELOCITIES = "angles cube_pos cube_quat goal_pos goal_quat from_goal"
 
-# By task, and its type of observation after a dot.
+# Keys: task, then its observation type after a dot.
 CASES = {
     "AllegroHand": hand_case(allegro, "full_state", f"{SHADOW_FULL} action"),
     "Ant": Case(
@@ -386,7 +386,7 @@ CASES = {
             terrain_heights,
             action,
         ],
-        arrange=on_the_patches,
+        arrange=place_on_patches,
     ),
     "BallBalance": Case(
         [
@@ -437,7 +437,7 @@ CASES = {
             lambda w: w.pos("target/target"),
             action,
         ],
-        arrange=targets_at_the_balls,
+        arrange=move_targets_to_balls,
     ),
     "Go1Tracking": Case(
         [
@@ -494,7 +494,7 @@ CASES = {
             lambda w: w.efforts("trifinger"),
             lambda w: np.concatenate([w.touch(tip) for tip in TRIFINGER_TIPS]),
         ],
-        settings={"randomize": False},  # noise, and each env its own model
+        settings={"randomize": False},  # no noise, one model for all envs
         touch=[(tip, "cube/cube") for tip in TRIFINGER_TIPS],
         spread=0.3,
     ),
@@ -507,7 +507,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 
 
 def scattered_env(name: str) -> VecEnv:
-    """An environment whose envs have different states: turned, tilted, moving, joints anywhere within their limits."""
+    """Build an environment with different states per env: rotated, moving, joints anywhere within limits."""
     case, random = CASES[name], np.random.default_rng(0)
     env = gpusim_rl.make_env(name.split(".")[0], num_envs=NUM_ENVS, sim="mujoco", device="cpu", task={**case.settings})
     env.reset()
@@ -540,11 +540,11 @@ def scattered_env(name: str) -> VecEnv:
 
 
 def bring_together(model: mujoco.MjModel, data: mujoco.MjData, body: str, other: str) -> None:
-    """Move the other body, or the first if the other is the ground, until both touch."""
+    """Move the second body, or the first if the second is the ground, until both touch."""
     mover, sign = (other, 1.0) if other != "world" else (body, -1.0)
     free = model.body_jntadr[model.body_rootid[model.body(mover).id]]
     place = data.qpos[model.jnt_qposadr[free] :][:3]
-    place[2] += sign * (1.0 if sign > 0 else -3.0)  # they must be apart first
+    place[2] += sign * (1.0 if sign > 0 else -3.0)  # start apart
     mujoco.mj_kinematics(model, data)
     ways = []
     for a, b in ((a, b) for a in collision_geoms(model, body) for b in collision_geoms(model, other)):
@@ -564,7 +564,7 @@ def collision_geoms(model: mujoco.MjModel, body: str) -> list[int]:
 
 
 @every_case
-def test_observations_equal_quantities_of_mujoco(name):
+def test_observations_equal_mujoco_quantities(name):
     env, case = scattered_env(name), CASES[name]
     envs = [OneEnv(env, index) for index in range(NUM_ENVS)]
     observed = env.clean_obs()
@@ -577,5 +577,5 @@ def test_observations_equal_quantities_of_mujoco(name):
         parts = np.split(observed[group].double().numpy(), np.cumsum(sizes)[:-1], axis=1)
         for i, (actual, part) in enumerate(zip(parts, expected, strict=True)):
             np.testing.assert_allclose(actual, part, rtol=1e-3, atol=2e-4, err_msg=f"{group}: row {i}")
-            # a number that is the same in all envs would test nothing
+            # a value equal in all envs would test nothing
             assert (np.ptp(part, axis=0) > 1e-3).all(), f"{group}: row {i}"

@@ -1,8 +1,8 @@
-"""Tasks of Gymnasium and dm_control, written as a user writes them, on the files as they are: equal for 200 steps.
+"""Tasks of Gymnasium and dm_control, written as a user would write them on the original XML files, over 200 steps.
 
-What follows from a state (poses, sensors) is of the new state here and in dm_control. Gymnasium reads it as `mj_step`
-leaves it: of the state before the last physics step. So its own functions are asked for observation and reward of the
-new state, after `mj_forward`; what it returned is compared too, where it does not lag behind.
+Here and in dm_control, derived quantities (poses, sensors) belong to the new state. Gymnasium reads them as `mj_step`
+leaves them, from the state before the last physics step. The test therefore calls Gymnasium's own functions for
+observation and reward after `mj_forward`, and also compares the returned values that do not lag.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from helpers.peer_tasks import Peer
 from helpers.scenes import sim_config
 
 STEPS, NUM_ENVS = 200, 2
-# Of Gymnasium's tasks: how many numbers, from the first, are of the new state in what it returns.
+# Gymnasium: number of leading entries of the returned observation that belong to the new state.
 GYMNASIUM = {"Pusher": 14, "Swimmer": 8, "InvertedDoublePendulum": 8, "Humanoid": 45}
 
 
@@ -33,7 +33,7 @@ def make_env(task: type[Peer], backend: str = "mujoco") -> VecEnv:
 
 
 def state(env: VecEnv, env_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and velocities of an env, in MuJoCo's layout."""
+    """Return positions and velocities of an env in MuJoCo's layout."""
     robot: Any = env.task.robot  # type: ignore[attr-defined]
     free = env.sim.scene.model.nq > env.sim.scene.model.nv
     root = [robot.root_lin_vel, robot.root_ang_vel_local] if free else []
@@ -42,7 +42,7 @@ def state(env: VecEnv, env_id: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Counterpart(Protocol):
-    """The peer's own task, in one state with ours."""
+    """The peer's task, kept in the same state as ours."""
 
     time_limit: int
 
@@ -52,12 +52,12 @@ class Counterpart(Protocol):
 
 
 def mass_centre(model: mujoco.MjModel, data: mujoco.MjData) -> float:
-    """Where along x the centre of mass of everything is [m]."""
+    """Return the x coordinate of the centre of mass of all bodies [m]."""
     return float(model.body_mass @ data.xipos[:, 0]) / float(model.body_mass.sum())
 
 
-class OfGymnasium:
-    """An env of Gymnasium, and what its functions say of the state that it has reached."""
+class GymnasiumPeer:
+    """A Gymnasium env with observation and reward evaluated at the new state."""
 
     def __init__(self, name: str) -> None:
         pytest.importorskip("imageio", reason="gymnasium[mujoco]")
@@ -95,7 +95,7 @@ class OfGymnasium:
 
     @contextmanager
     def _forwarded(self) -> Iterator[None]:
-        """Lets its functions see what follows from its state, and leaves no trace in the simulation."""
+        """Give the env's functions forwarded data; the simulation itself stays untouched."""
         env, kept = self.env, self.env.data
         env.data = self._twin()
         mujoco.mj_forward(env.model, env.data)
@@ -109,9 +109,9 @@ class OfGymnasium:
         return self.twin
 
     def _last_contact(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Contact force on every body and torque about its origin, at the beginning of the last physics step.
+        """Return contact force on every body and torque about its origin at the start of the last physics step.
 
-        That is where ours is read. Gymnasium's is of the last of the four stages of that Runge-Kutta step.
+        Ours are read there; Gymnasium's come from the last of the four stages of that Runge-Kutta step.
         """
         model, data = self.env.model, self._twin()
         data.ctrl[:] = action
@@ -128,17 +128,17 @@ class OfGymnasium:
 
 
 def linear(x: float, low: float, margin: float, value_at_margin: float) -> float:
-    """dm_control's `rewards.tolerance(x, (low, inf), margin, "linear", value_at_margin)`."""
+    """Evaluate dm_control's `rewards.tolerance(x, (low, inf), margin, "linear", value_at_margin)`."""
     return float(np.clip(1.0 - (low - x) / margin * (1.0 - value_at_margin), 0.0, 1.0) if x < low else 1.0)
 
 
 def gaussian(x: float, low: float, margin: float) -> float:
-    """dm_control's `rewards.tolerance(x, (low, inf), margin)`."""
+    """Evaluate dm_control's `rewards.tolerance(x, (low, inf), margin)`."""
     return 0.1 ** (((low - x) / margin) ** 2) if x < low else 1.0
 
 
-class OfSuite:
-    """The definitions of dm_control's suite, in plain MuJoCo: `suite/walker.py` and `humanoid.py`."""
+class SuitePeer:
+    """dm_control's `suite/walker.py` and `humanoid.py` in plain MuJoCo."""
 
     SECONDS_AND_STEP: ClassVar = {"Walker": (25.0, 0.025), "Humanoid": (25.0, 0.025)}
 
@@ -180,26 +180,26 @@ class OfSuite:
 
 
 PEERS = {
-    **{name: (getattr(peer_tasks, name), OfGymnasium) for name in list(GYMNASIUM)[:3]},
-    "Humanoid": (peer_tasks.GymnasiumHumanoid, OfGymnasium),
-    **{f"Suite{name}": (getattr(peer_tasks, f"Suite{name}"), OfSuite) for name in OfSuite.SECONDS_AND_STEP},
+    **{name: (getattr(peer_tasks, name), GymnasiumPeer) for name in list(GYMNASIUM)[:3]},
+    "Humanoid": (peer_tasks.GymnasiumHumanoid, GymnasiumPeer),
+    **{f"Suite{name}": (getattr(peer_tasks, f"Suite{name}"), SuitePeer) for name in SuitePeer.SECONDS_AND_STEP},
 }
 
 
-# Of the observations: numbers that are 0 until something touches or ends, and that must not stay so.
+# Observation entries that are 0 until a contact or an end, and must become non-zero.
 RARE = {"InvertedDoublePendulum": slice(8, 9), "Humanoid": slice(270, 348)}
 
 
 @pytest.mark.filterwarnings("ignore:compiler attribute 'settotalmass':UserWarning")
 @pytest.mark.parametrize(
     ("backend", "tolerance", "share"),
-    # sim=mujoco computes in float64, as peers do; what a task gets of it is float32. MuJoCo Warp computes in float32
-    # and chooses other axes of friction under capsules (see `Scene`): there the peer gets our state before every step,
-    # and a few steps of dm_control's humanoid differ. With elliptic cones none does.
+    # sim=mujoco computes in float64 like the peers and hands float32 to the task. MuJoCo Warp computes in float32 and
+    # chooses other friction axes under capsules (see `Scene`): there the peer starts every step from our state, and a
+    # few steps of dm_control's humanoid differ. With elliptic cones none does.
     [("mujoco", 2e-5, 1.0), pytest.param("mjwarp", 2e-3, 0.95, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 @pytest.mark.parametrize("name", PEERS)
-def test_a_users_task_is_the_peers_for_200_steps(name, backend, tolerance, share):
+def test_user_task_equals_peer_for_200_steps(name, backend, tolerance, share):
     task, peer = PEERS[name]
     counterparts: list[Counterpart] = [peer(name.removeprefix("Suite")) for _ in range(NUM_ENVS)]
     env = make_env(task, backend)

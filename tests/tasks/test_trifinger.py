@@ -1,4 +1,4 @@
-"""Trifinger: the published kinematics, an arena that holds the cube, and the reward at known poses."""
+"""Trifinger: published kinematics, the arena's wall, rewards at known poses, and the curriculum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ make_env = partial(task_env, "Trifinger")
 
 
 def fingertips(joints: tuple[float, float, float]) -> np.ndarray:
-    """Positions of the three fingertips [m] by the frames of the published URDF, finger by finger."""
+    """Compute the positions of the three fingertips [m] from the frames of the published URDF."""
 
     def turn(axis: int, angle: float) -> np.ndarray:
         i, j = [(1, 2), (2, 0), (0, 1)][axis]
@@ -39,12 +39,12 @@ def fingertips(joints: tuple[float, float, float]) -> np.ndarray:
 
 
 def reach(task: Task) -> Tensor:
-    """Sum of the fingertips' distances from the cube [m]."""
+    """Sum the fingertips' distances from the cube [m]."""
     return (task.tips.pos - task.cube.root_pos[:, None]).norm(dim=2).sum(dim=1)
 
 
 @pytest.mark.parametrize("joints", [(0.0, 0.9, -2.0), (0.0, 0.0, 0.0), (-0.3, 1.2, -0.7), (0.9, 0.4, -2.5)])
-def test_the_fingertips_are_where_the_published_model_has_them(joints):
+def test_fingertip_positions_match_published_urdf(joints):
     model = task_model("Trifinger")
     data = mujoco.MjData(model)
     data.qpos[:9] = joints * 3
@@ -53,7 +53,7 @@ def test_the_fingertips_are_where_the_published_model_has_them(joints):
     np.testing.assert_allclose(tips, fingertips(joints), atol=1e-6)
 
 
-def test_the_arena_holds_a_cube_that_is_thrown_at_its_wall():
+def test_arena_wall_stops_thrown_cube():
     env = make_env(num_envs=16)
     cube = env.task.cube
     angle = torch.linspace(0.0, 6.0, 16)
@@ -63,13 +63,13 @@ def test_the_arena_holds_a_cube_that_is_thrown_at_its_wall():
     for _ in range(100):
         env.step(torch.zeros(16, 9))
         farthest = torch.maximum(farthest, cube.root_pos[:, :2].norm(dim=1))
-    assert farthest.min() > 0.13, "not every cube came to the wall"
+    assert farthest.min() > 0.13, "a cube missed the wall"
     assert farthest.max() < 0.26
     assert cube.root_pos[:, :2].norm(dim=1).max() < 0.195
     assert (cube.root_pos[:, 2] > 0.03).all()
 
 
-def test_the_pose_term_is_greatest_at_the_goal_and_falls_with_every_corner():
+def test_pose_reward_peaks_at_goal():
     env = make_env(num_envs=3, difficulty=1)
     task = env.task
     everywhere = torch.ones(3, dtype=torch.bool)
@@ -91,7 +91,7 @@ def test_the_pose_term_is_greatest_at_the_goal_and_falls_with_every_corner():
     assert stats["success"].tolist() == [1.0, 0.0, 1.0]  # at difficulty 1 orientation does not count
 
 
-def test_reaching_is_rewarded_early_in_training_only():
+def test_reaching_is_rewarded_only_early_in_training():
     env = make_env(num_envs=2, reach_env_steps=6)  # 2 envs: steps 0 to 3 are early, counted from the check in reset
     task = env.task
     before = reach(task)
@@ -106,14 +106,14 @@ def test_reaching_is_rewarded_early_in_training_only():
     assert all(bool((term == 0).all()) for term, _ in paid[3:])
 
 
-def test_a_late_checkpoint_gives_no_reward_for_reaching():
+def test_late_checkpoint_gives_no_reaching_reward():
     trained, shown = make_env(num_envs=4, reach_env_steps=6), make_env(num_envs=1, reach_env_steps=6)
     trained.step(torch.zeros(4, 9))
     shown.begin_from(trained.state_dict())
     assert (shown.step(torch.full((1, 9), -0.5)).terms["finger_reach"] == 0).all()
 
 
-def test_a_reset_counts_neither_as_movement_nor_as_reaching():
+def test_reset_affects_neither_movement_nor_reaching_reward():
     env = make_env(num_envs=2, episode_length=20, randomize_episode_start=False)
     for _ in range(20):
         step = env.step(torch.ones(2, 9))
@@ -145,7 +145,7 @@ def yaw(quat: Tensor) -> Tensor:
     return 2.0 * torch.atan2(quat[:, 3], quat[:, 0])
 
 
-def test_three_of_four_envs_begin_near_their_goals_and_the_others_as_without():
+def test_three_of_four_envs_start_near_their_goals():
     plain = make_env(num_envs=32, difficulty=1).task
     task = make_env(num_envs=32, difficulty=1, **curriculum(0.25)).task
     for env_id in range(32):
@@ -159,7 +159,7 @@ def test_three_of_four_envs_begin_near_their_goals_and_the_others_as_without():
     assert yaw(plain.cube.root_quat).abs().max() > 0.5 * math.pi
 
 
-def test_starts_move_away_when_near_envs_are_at_their_goals_and_success_is_that_of_the_others():
+def test_spread_grows_with_near_success_and_success_counts_plain_envs():
     env = make_env(num_envs=8, difficulty=1, **curriculum(0.3))
     task, spreads = env.task, []
     everywhere, nobody = torch.ones(8, dtype=torch.bool), torch.zeros(8, dtype=torch.bool)
@@ -177,7 +177,7 @@ def test_starts_move_away_when_near_envs_are_at_their_goals_and_success_is_that_
     assert spreads == [0.3, 0.3, 0.3, 0.6, 0.6, 1.0, 1.0, 1.0]
 
 
-def test_an_evaluation_has_no_curriculum():
+def test_evaluation_disables_curriculum():
     cfg = make_env(num_envs=1, difficulty=1, **curriculum(0.3)).cfg.whole_episodes()
     assert cfg == make_env(num_envs=1, difficulty=1, randomize_episode_start=False, **curriculum(None)).cfg
 
@@ -190,6 +190,6 @@ def test_an_evaluation_has_no_curriculum():
         ({"difficulty": 4, **curriculum(0.1)}, {"key": "task.curriculum", "hint": "Try task.difficulty=3"}),
     ],
 )
-def test_bad_settings_are_refused(settings, fields):
+def test_bad_settings_are_rejected(settings, fields):
     with raises(ConfigError, **fields):
         make_env(**settings)

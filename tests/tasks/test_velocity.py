@@ -27,13 +27,13 @@ X, Z = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0])
 
 
 def make_env(robot: str = "Go1", num_envs: int = NUM, **settings) -> VecEnv:
-    full = compose([f"task={robot}Velocity", "recipe=full"])["task"]  # mjlab's
+    full = compose([f"task={robot}Velocity", "recipe=full"])["task"]  # as in mjlab
     settings |= {name: {**full[name], **settings.get(name, {})} for name in ("weights", "command")}
     return task_env(f"{robot}Velocity", num_envs, **settings)
 
 
 def in_the_air(env: VecEnv, **state: torch.Tensor) -> dict[str, float]:
-    """Rewards per second of a robot in its pose that touches nothing, in one env."""
+    """Return env 0's rewards per second for a robot in its default pose without contacts."""
     task, num = env.task, env.num_envs
     high = torch.tensor([0.0, 0.0, 1.0]).expand(num, 3)
     still = {"root_pos": high, "root_lin_vel": torch.zeros(num, 3), "root_ang_vel": torch.zeros(num, 3)}
@@ -46,7 +46,7 @@ def in_the_air(env: VecEnv, **state: torch.Tensor) -> dict[str, float]:
 def test_perfect_tracking_gets_the_full_reward():
     env = make_env()
     env.task.command.value[:] = torch.tensor([1.0, 0.0, 0.5])
-    level = quat_from_axis_angle(Z.expand(NUM, 3), torch.full((NUM,), 0.5 * math.pi))  # its x axis is the world's y
+    level = quat_from_axis_angle(Z.expand(NUM, 3), torch.full((NUM,), 0.5 * math.pi))  # robot x is world y
     moving = {"root_lin_vel": torch.tensor([0.0, 1.0, 0.0]), "root_ang_vel": 0.5 * Z}
     found = in_the_air(env, root_quat=level, **moving)
     most = {"lin_vel": 2.0, "ang_vel": 2.0, "upright": 1.0, "pose": 1.0}
@@ -54,7 +54,7 @@ def test_perfect_tracking_gets_the_full_reward():
     assert found["joint_limits"] == found["foot_slip"] == found["soft_landing"] == found["swing_height"] == 0.0
 
 
-def test_errors_are_rewarded_by_the_formulas():
+def test_tracking_errors_are_rewarded_by_formula():
     env = make_env()
     task = env.task
     task.command.value[:] = torch.tensor([1.0, 0.0, 0.5])
@@ -71,7 +71,7 @@ def test_errors_are_rewarded_by_the_formulas():
     assert found["foot_clearance"] == pytest.approx(-2.0 * ((height - 0.1).abs() * speed).sum().item(), rel=1e-4)
 
 
-def test_a_command_to_stand_is_zero_and_others_are_within_the_ranges_of_their_stage():
+def test_standing_commands_are_zero_and_others_within_stage_ranges():
     env = make_env(num_envs=2048, command={"standing": 0.25, "heading": 0.0, "forward": 0.5})
     value = env.task.command.value
     still = (value == 0.0).all(dim=1)
@@ -80,14 +80,14 @@ def test_a_command_to_stand_is_zero_and_others_are_within_the_ranges_of_their_st
     assert ahead.float().mean() == pytest.approx(0.375, abs=0.04)
     assert (value.abs() <= torch.tensor([1.0, 1.0, 0.5])).all()
     env.task.command._steps.fill_(240_000)
-    env.task.command._drawn[:, 4] = 0.0  # no time is left
+    env.task.command._drawn[:, 4] = 0.0  # no time left
     env.step(torch.zeros(2048, 12))
     value = env.task.command.value
     assert value[:, 0].max() > 2.5 and value[:, 0].min() < -1.5 and value[:, 1].abs().max() <= 1.0
     assert 0.6 < value[:, 2].abs().max() <= 0.7
 
 
-def test_a_continued_run_uses_its_new_commands():
+def test_resumed_run_uses_new_commands():
     trained = make_env(num_envs=4, command={"stages": [{"steps": 2, "y": [-2.0, 2.0]}]})
     for _ in range(3):
         trained.step(torch.zeros(4, 12))
@@ -101,7 +101,7 @@ def test_a_continued_run_uses_its_new_commands():
     assert same.task.command.limits[1, 1] == 2.0
 
 
-def test_commands_widen_only_when_they_are_followed():
+def test_command_ranges_widen_only_below_error_threshold():
     stages = [{"steps": 2, "y": [-2.0, 2.0]}]
     env = make_env(num_envs=4, command={"stages": stages, "stage_error": 0.25})
     command, unit = env.task.command, torch.rand(4, 8)
@@ -116,10 +116,10 @@ def test_commands_widen_only_when_they_are_followed():
         assert env.task.command._steps - before == counted
 
 
-def test_robots_turn_to_their_heading():
+def test_heading_control_sets_yaw_command():
     env = make_env(command={"standing": 0.0, "heading": 1.0, "forward": 0.0})
     task = env.task
-    for _ in range(2):  # at the start, and a step later
+    for _ in range(2):  # at the start and one step later
         _, _, yaw = euler_xyz(task.body.root_quat)
         expected = (0.5 * wrap_angle(task.command._drawn[:, 3] - yaw)).clamp(-0.5, 0.5)
         torch.testing.assert_close(task.command.value[:, 2], expected, atol=1e-5, rtol=0.0)
@@ -127,7 +127,7 @@ def test_robots_turn_to_their_heading():
         env.step(torch.zeros(NUM, 12))
 
 
-def test_a_servo_turns_its_joint_until_the_encoder_with_its_bias_shows_the_target():
+def test_servo_tracks_target_of_biased_encoder():
     env = make_env(num_envs=4)
     task = env.task
     assert 0.01 < task.encoder_bias.abs().max() <= 0.015
@@ -139,7 +139,7 @@ def test_a_servo_turns_its_joint_until_the_encoder_with_its_bias_shows_the_targe
     torch.testing.assert_close(seen["critic"][:, 9:21], -task.encoder_bias, atol=1e-6, rtol=0.0)
 
 
-def test_pushes_come_within_their_interval_and_are_as_strong_as_configured():
+def test_pushes_follow_configured_interval_and_strength():
     env = make_env(push={"interval": [0.04, 0.06], "lin_vel": [0.5, 0.0, 0.0], "ang_vel": [0.0, 0.0, 0.7]})
     task, pushed = env.task, torch.zeros(NUM)
     for _ in range(3):
@@ -152,17 +152,17 @@ def test_pushes_come_within_their_interval_and_are_as_strong_as_configured():
     assert (pushed >= 1).all() and (pushed <= 2).all()
 
 
-def test_a_fall_ends_the_episode_and_is_counted_per_minute():
+def test_fall_ends_episode_and_counts_per_minute():
     env = make_env(num_envs=3)
     task = env.task
     angle = torch.tensor([0.0, 1.1, 1.4])
     task.body.set_state(everywhere(env), root_quat=quat_from_axis_angle(X.expand(3, 3), angle))
     env.sim.refresh()
     assert task.terminated().tolist() == [False, False, True]
-    assert task.stats()["falls_per_minute"].tolist() == [0.0, 0.0, 3000.0]  # one in a step of 0.02 s
+    assert task.stats()["falls_per_minute"].tolist() == [0.0, 0.0, 3000.0]  # one fall in 0.02 s
 
 
-def test_the_distance_is_that_of_the_episode_that_ended():
+def test_distance_statistic_covers_finished_episode():
     env = make_env(num_envs=2, episode_length=3)
     task = env.task
     for _ in range(3):
@@ -175,7 +175,7 @@ def test_the_distance_is_that_of_the_episode_that_ended():
 
 # Robots
 
-# Armature, stiffness, damping, largest torque, action scale: mjlab's, to four digits.
+# Armature, stiffness, damping, maximum torque, action scale of mjlab, to four digits.
 MOTORS = {
     ("Go1", "FR_thigh_joint"): (0.004026, 15.90, 1.012, 23.7, 0.3728),
     ("Go1", "RL_calf_joint"): (0.009059, 35.76, 2.277, 35.55, 0.2485),
@@ -191,7 +191,7 @@ MOTORS = {
 
 
 @pytest.mark.parametrize("robot", ["Go1", "G1", "T1"])
-def test_servos_have_the_numbers_of_their_motors(robot):
+def test_servo_parameters_match_motors(robot):
     env = make_env(robot, num_envs=1)
     model = env.sim.scene.model
     for joint in (joint for name, joint in MOTORS if name == robot):
@@ -202,15 +202,15 @@ def test_servos_have_the_numbers_of_their_motors(robot):
 
 
 @pytest.mark.parametrize("robot", ["Go1", "Go2", "G1", "T1"])
-def test_a_robot_stands_in_its_pose(robot):
+def test_robot_stands_in_default_pose(robot):
     env = make_env(robot, num_envs=8, pushes=False, command={"standing": 1.0})
-    for _ in range(25):  # T1's ankles are too soft to hold it for much longer
+    for _ in range(25):  # T1's ankles are too soft for much longer
         step = env.step(torch.zeros(8, env.num_actions))
     assert not step.terminated.any() and (env.task.torso_up.data[:, 2] > 0.95).all()
     assert (env.task.touched.sum(dim=1) == len(env.task.robot.feet)).all()
 
 
-def test_optional_terms_are_computed_where_they_have_a_weight():
+def test_optional_rewards_are_computed_only_with_weight():
     env = make_env("G1", num_envs=2, weights={"self_contact": 0.0})
     task = env.task
     assert {"torso_ang_vel", "angular_momentum"} <= set(task.weighted) and "self_contact" not in task.weighted
@@ -225,11 +225,11 @@ def test_optional_terms_are_computed_where_they_have_a_weight():
     assert found["angular_momentum"] == pytest.approx(-0.02 * (momentum @ momentum), rel=1e-3)
 
 
-def test_swings_count_and_in_a_trot_only_those_of_a_diagonal():
+def test_air_time_counts_swings_and_trot_only_diagonal_pairs():
     # front left and right, rear left and right
     env = make_env("Go2", num_envs=1, weights={"air_time": 1.0, "trot": 1.0})
     env.task.command.value[:] = X
-    short, swing, stuck = 0.0, 0.2, 0.6  # s since the foot left the ground
+    short, swing, stuck = 0.0, 0.2, 0.6  # air time [s]
     for air_time, number, trot in (
         ([swing, short, short, swing], 2, 2),
         ([short, swing, swing, short], 2, 2),
@@ -251,12 +251,12 @@ def test_swings_count_and_in_a_trot_only_those_of_a_diagonal():
         make_env("G1", num_envs=1, rough_weights={"shank_contact": -1.0}, **ROUGH)
 
 
-def test_legs_that_press_against_each_other_cost():
+def test_self_contact_of_legs_is_penalized():
     env = make_env("G1", num_envs=2, pushes=False)
     task = env.task
     roll = task.body.joint_names.index("left_hip_roll_joint")
     action = torch.zeros(2, 29)
-    action[0, roll], action[0, roll + 6] = -2.0, 2.0  # legs to the middle
+    action[0, roll], action[0, roll + 6] = -2.0, 2.0  # legs inwards
     for _ in range(20):
         terms = env.step(action).terms
     assert terms["self_contact"].tolist() == pytest.approx([-4.0 * task.dt, 0.0])
@@ -266,7 +266,7 @@ def test_legs_that_press_against_each_other_cost():
     ("robot", "foot", "trunk", "sliding"),
     [("Go1", "FR_calf", "trunk", (0.3, 1.5)), ("T1", "left_foot_link", "Trunk", (0.3, 1.2))],
 )
-def test_friction_of_feet_and_centre_of_mass_of_the_trunk_are_random(robot, foot, trunk, sliding):
+def test_foot_friction_and_trunk_com_are_randomized(robot, foot, trunk, sliding):
     env = make_env(robot, randomize=True)
     friction = env.sim.param("geom_friction", "robot", [foot])
     feet = friction.value[..., 0][:, friction.default[:, 0] == (1.0 if robot[:2] == "Go" else 0.6)]
@@ -287,7 +287,7 @@ def test_friction_of_feet_and_centre_of_mass_of_the_trunk_are_random(robot, foot
         ({"soles": ("FR", "FL", "RR")}, {"key": "soles", "got": ("FR", "FL", "RR")}),
     ],
 )
-def test_a_wrong_description_of_a_robot_is_refused(values, fields, monkeypatch):
+def test_wrong_robot_description_is_rejected(values, fields, monkeypatch):
     with raises(TaskError, **{**fields, "key": f"robot 'go1': {fields['key']}"}):
         monkeypatch.setattr(Go1Velocity, "robot", dataclasses.replace(Go1Velocity.robot, **values))
         make_env(num_envs=1)
@@ -297,7 +297,7 @@ ROUGH = {"terrain": "rough", "pushes": False}
 
 
 @pytest.mark.parametrize("robot", ["Go1", "G1"])
-def test_on_rough_ground_feet_and_scan_see_the_ground_below_them(robot):
+def test_foot_heights_and_height_scan_follow_rough_ground(robot):
     env = make_env(robot, num_envs=20, **ROUGH)
     task = env.task
     task.levels.value.fill_(6)
@@ -307,7 +307,7 @@ def test_on_rough_ground_feet_and_scan_see_the_ground_below_them(robot):
     env.sim.refresh()
     heights, (x, y, _) = env.clean_obs()["policy"][:, -187:], task.body.root_pos.unbind(dim=1)
     middle = 5 * 17 + 8
-    assert task.units["heights"] == "5 m"  # what an exported policy is to be given
+    assert task.units["heights"] == "5 m"  # input unit of an exported policy
     below = (task.body.root_pos[:, 2] - task.ground.height(x, y)) / 5.0
     torch.testing.assert_close(heights[:, middle], below, atol=1e-5, rtol=0.0)
     _, _, yaw = euler_xyz(task.body.root_quat)
@@ -319,7 +319,7 @@ def test_on_rough_ground_feet_and_scan_see_the_ground_below_them(robot):
     assert (task._foot_height()[:, 0] <= (sole[:, 2] - highest).clamp(0.0, 1.0) + 1e-5).all()
 
 
-def test_thighs_on_the_ground_end_an_episode_on_rough_ground_and_a_tilt_does_not():
+def test_on_rough_ground_thigh_contact_ends_episode_but_tilt_does_not():
     env = make_env(num_envs=2, **ROUGH)
     task = env.task
     tilted = quat_from_axis_angle(X.expand(2, 3), torch.tensor([1.5, 0.0]))
@@ -332,7 +332,7 @@ def test_thighs_on_the_ground_end_an_episode_on_rough_ground_and_a_tilt_does_not
     assert step.terminated.tolist() == [False, True]
 
 
-def test_levels_follow_the_way_walked():
+def test_terrain_level_follows_distance_walked():
     ahead = {"x": [1.0, 1.0], "standing": 0.0, "forward": 1.0, "heading": 0.0}
     env = make_env(num_envs=3, episode_length=2, command=ahead, **ROUGH)
     task = env.task
@@ -342,7 +342,7 @@ def test_levels_follow_the_way_walked():
     for _ in range(2):
         task.body.set_state(everywhere(env), root_pos=task.origin + away + Z)
         env.step(torch.zeros(3, 12))
-    # 0.04 s of 1 m/s are 40 mm, and half of them keep the level
+    # 0.04 s at 1 m/s are 40 mm; half of that keeps the level
     assert task.levels.value.tolist() == [4, 2, 3]
 
 
@@ -354,10 +354,10 @@ SEES = {"vision": "depth", "pushes": False}
 
 
 def seen(env: VecEnv, **state: torch.Tensor) -> torch.Tensor:
-    """What the robots' eyes see where they stand still in their pose: images, without their channel."""
+    """Render depth images of robots at rest in their default pose, shape [num_envs, height, width]."""
     task = env.task
     still = {"root_quat": torch.tensor([1.0, 0.0, 0.0, 0.0]).expand(env.num_envs, 4)}
-    env.sim.reset(everywhere(env))  # where all begin at once, it is due
+    env.sim.reset(everywhere(env))  # a full reset makes the camera due
     task.body.set_state(everywhere(env), **{**still, "joint_pos": task.pose.expand(env.num_envs, -1), **state})
     env.sim.refresh()
     env.sim.draw()
@@ -365,7 +365,7 @@ def seen(env: VecEnv, **state: torch.Tensor) -> torch.Tensor:
 
 
 def rays(env: VecEnv) -> torch.Tensor:
-    """Ways of a pinhole camera's pixels to 1 m along its view, in the frame of the level torso [24, 32, 3]."""
+    """Return pixel rays of a pinhole camera, 1 m along its view, in the level torso's frame, shape [24, 32, 3]."""
     eye, half = env.task.robot.eye, math.tan(math.radians(29.0))
     ahead, up = (torch.tensor([math.cos(a), 0.0, math.sin(a)]) for a in (-eye.pitch, 0.5 * math.pi - eye.pitch))
     above = half * (1.0 - (torch.arange(24) + 0.5) / 12)[:, None, None]
@@ -374,7 +374,7 @@ def rays(env: VecEnv) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("robot", ["Go1", "G1"])
-def test_on_flat_ground_the_depth_is_that_of_a_plane(robot):
+def test_depth_on_flat_ground_is_that_of_plane(robot):
     env = make_env(robot, num_envs=2, **SEES)
     task, eye = env.task, env.task.robot.eye
     images = seen(env, root_pos=torch.tensor([[0.0, 0.0, 0.0], [3.0, -2.0, 0.1]]) + task.robot.height * Z)
@@ -386,11 +386,11 @@ def test_on_flat_ground_the_depth_is_that_of_a_plane(robot):
     for image, height in zip(images, (torso + eye.z, torso + eye.z + 0.1), strict=True):
         depth = torch.where(down > 0.0, height / down, torch.inf)
         expected = 255.0 * ((depth - eye.near) / (eye.far - eye.near)).clamp(0.0, 1.0)
-        assert (image - expected).abs().max() <= 1.01  # the robot is nowhere in the image
+        assert (image - expected).abs().max() <= 1.01  # the robot is not in the image
         assert image[-1].max() < 100 < image[0].min() and (image < 255).float().mean() > 0.75
 
 
-def test_depth_points_lie_on_the_rough_ground():
+def test_depth_points_lie_on_rough_ground():
     env = make_env(num_envs=5, **SEES, terrain="rough", rough=PATCHES)
     task = env.task
     task.levels.value.fill_(1)
@@ -407,7 +407,7 @@ def test_depth_points_lie_on_the_rough_ground():
     assert (kinds["stairs_down"] - kinds["stairs_up"]).mean() > 10.0
 
 
-def test_without_vision_a_policy_observes_what_the_teacher_does_with_it():
+def test_blind_policy_observes_same_as_vision_teacher():
     settings = {"terrain": "rough", "rough": PATCHES, "observations": {"heights": {"noise": 0.01, "history": 2}}}
     plain, sees = make_env(num_envs=4, **settings), make_env(num_envs=4, **settings, vision="depth")
     assert plain.obs_sizes == {"policy": 48 + 2 * 187, "critic": 72 + 187} and not plain.sim.scene.cameras
@@ -419,30 +419,30 @@ def test_without_vision_a_policy_observes_what_the_teacher_does_with_it():
         here, there = plain.step(action).obs, sees.step(action).obs
         assert torch.equal(there["teacher"], here["policy"]) and torch.equal(there["critic"], here["critic"])
         assert torch.equal(there["policy"], here["policy"][:, :48])
-        assert (here["policy"][:, :3] != plain.clean_obs()["policy"][:, :3]).any()  # there is noise
+        assert (here["policy"][:, :3] != plain.clean_obs()["policy"][:, :3]).any()  # noise is applied
     heights = {"observations": {"heights": {"used": True}}}
     both = make_env(num_envs=4, **{**settings, **heights}, vision="depth")
     assert both.obs_sizes == {"policy": 48 + 187, "critic": 72 + 187} and "depth" in both.images
 
 
-def test_an_image_comes_every_fifth_control_step():
+def test_image_is_updated_every_fifth_control_step():
     env = make_env(num_envs=2, **SEES)
     ages = [env.task.eye.age.tolist()] + [env.step(torch.zeros(2, 12)) and env.task.eye.age.tolist() for _ in range(6)]
     assert ages == [[age, age] for age in (0, 1, 2, 3, 4, 0, 1)]
 
 
-def test_a_robot_and_its_mirror_image_see_mirror_images(monkeypatch):
+def test_mirrored_robot_sees_mirrored_image(monkeypatch):
     env = make_env(num_envs=2, **SEES)
     turn = quat_from_axis_angle(torch.tensor([[1.0, 0.2, 1.0], [-1.0, 0.2, -1.0]]) / 2.04**0.5, torch.full((2,), 0.25))
     here, there = seen(env, root_quat=turn, root_pos=torch.tensor([[0.1, 0.2, 0.9], [0.1, -0.2, 0.9]]))
     assert (here.flip(1) - there).abs().max() <= 1 and (here - there).abs().max() > 20
     assert set(mirrored(env)[0]) == {"policy", "critic", "actions"}
     monkeypatch.setattr(type(env.task), "mirrors", {**type(env.task).mirrors, "depth": "scalar"})
-    with pytest.raises(TaskError, match=r"mirrors\['depth'\]: the mirror image is not known"):
+    with pytest.raises(TaskError, match=r"mirrors\['depth'\]"):
         mirrored(env)
 
 
-def test_other_vision_is_refused(monkeypatch):
+def test_unsupported_vision_is_rejected(monkeypatch):
     with pytest.raises(ConfigError, match=r"^task.vision: .*depth.*rgb"):
         make_env(num_envs=1, vision="rgb")
     with pytest.raises(ConfigError, match=r"^task.observations.heights"):
@@ -452,24 +452,24 @@ def test_other_vision_is_refused(monkeypatch):
         make_env(num_envs=1, **SEES)
 
 
-def test_a_weight_can_be_typed_for_every_term():
+def test_every_reward_term_accepts_weight():
     weights = prepare("Go1Velocity", task={"weights": {"self_contact": -0.1}}).cfg.task.weights
     assert weights["self_contact"] == -0.1 and "self_contact" not in prepare("Go1Velocity").cfg.task.weights
 
 
 @pytest.mark.parametrize("key", ["weights", "rough_weights"])
-def test_an_unknown_term_is_named(key):
+def test_unknown_reward_term_is_named(key):
     with pytest.raises(ConfigError, match=rf"task.{key}.foot_slips|no term 'foot_slips'.*'foot_slip'"):
         make_env(num_envs=1, **{key: {"foot_slips": 1.0}})
 
 
 class Low(Go1Velocity):
-    """Go1 with a reward term of its own: an entry here, a weight in `task.weights`."""
+    """Go1 with a custom reward: a term here and a weight in `task.weights`."""
 
     terms: ClassVar = {**Go1Velocity.terms, "height": lambda task, now: (task.body.root_pos[:, 2] - 0.25).square()}
 
 
-def test_a_custom_term_needs_an_entry_and_a_weight(tmp_path, monkeypatch):
+def test_custom_reward_needs_term_and_weight(tmp_path, monkeypatch):
     (tmp_path / "task").mkdir()
     own = f"task: {{_target_: {__name__}.Low, weights: {{height: -3.0}}, randomize_episode_start: false}}\n"
     (tmp_path / "task" / "Low.yaml").write_text(f"# @package _global_\ndefaults: [Go1Velocity]\n{own}")
@@ -502,6 +502,6 @@ def test_a_custom_term_needs_an_entry_and_a_weight(tmp_path, monkeypatch):
         ({"start_height": [0.1]}, r"start_height.*got \[0\.1\]"),
     ],
 )
-def test_wrong_settings_are_refused(settings, words):
+def test_wrong_settings_are_rejected(settings, words):
     with pytest.raises(ConfigError, match=rf"^task\.{words}"):
         make_env(num_envs=1, **settings)

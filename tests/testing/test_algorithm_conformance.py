@@ -1,4 +1,4 @@
-"""The algorithm conformance suite finds faults."""
+"""Faults that the algorithm conformance suite detects."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpusim_rl.testing.random_env import RandomEnv
 from helpers.on_policy import on_policy_config
 
 
-class Waits(A2C):
+class SyncsWithHost(A2C):
     def update(self) -> dict[str, torch.Tensor]:
         stats = super().update()
         return stats if stats["loss/policy"] < 1e9 else {}
 
 
-class OnTheHost(A2C):
+class ActsOnHost(A2C):
     def act(self, obs: Any) -> torch.Tensor:
         return super().act(obs) + torch.zeros(8, 3)
 
 
 class Overflows(A2C):
     def update(self) -> dict[str, torch.Tensor]:
-        return {**super().update(), "loss/own": torch.tensor(torch.inf)}
+        return {**super().update(), "loss/extra": torch.tensor(torch.inf)}
 
 
-class LearnsNothing(A2C):
+class ReturnsNoStatistics(A2C):
     def update(self) -> dict[str, torch.Tensor]:
         return {}
 
@@ -44,7 +44,7 @@ class CountsInPython(A2C):
 
 
 class ReplacesMemory(A2C):
-    """Loads its state, but not in place."""
+    """Algorithm whose load_state_dict replaces a tensor."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -67,7 +67,7 @@ class Forgets(ReplacesMemory):
         A2C.load_state_dict(self, state)
 
 
-class GivesLiveNumbers(ReplacesMemory):
+class ReturnsLiveStatistics(ReplacesMemory):
     def update(self) -> dict[str, torch.Tensor]:
         return {**super().update(), "own/updates": self.own["updates"]}
 
@@ -85,32 +85,32 @@ class SavesTooMuch(A2C):
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
-        (Waits, "an_iteration_waits_for_nothing"),
-        (OnTheHost, "an_iteration_reads_no_value"),
-        (Overflows, "what_is_finite_stays_finite"),
-        (LearnsNothing, "what_is_finite_stays_finite"),
-        (CountsInPython, "replaying_equals_running"),
-        (ReplacesMemory, "replaying_equals_running"),
-        (Forgets, "a_state_resumes_bit_for_bit"),
-        (GivesLiveNumbers, "a_state_resumes_bit_for_bit"),
-        (SavesObjects, "a_state_is_data_and_no_larger_than_it"),
-        (SavesTooMuch, "a_state_is_data_and_no_larger_than_it"),
+        (SyncsWithHost, "iteration_has_no_host_sync"),
+        (ActsOnHost, "iteration_runs_on_meta_tensors"),
+        (Overflows, "training_stays_finite_and_learns"),
+        (ReturnsNoStatistics, "training_stays_finite_and_learns"),
+        (CountsInPython, "graph_replay_equals_eager_run"),
+        (ReplacesMemory, "graph_replay_equals_eager_run"),
+        (Forgets, "resume_is_bit_identical"),
+        (ReturnsLiveStatistics, "resume_is_bit_identical"),
+        (SavesObjects, "state_dict_is_plain_data_of_minimal_size"),
+        (SavesTooMuch, "state_dict_is_plain_data_of_minimal_size"),
     ],
 )
-def test_the_suite_finds(broken: type[A2C], check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suite_detects_the_fault(broken: type[A2C], check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Suite(AlgorithmConformance):
         def make_algorithm(self, name: str, device: str = "cpu") -> Any:
             env = RandomEnv(8, self.obs_sizes, device=device)
             return make_algorithm(broken, on_policy_config("a2c"), env, self.action_space, LearnerContext(name)), env
 
-    more = {"an_iteration_reads_no_value": [monkeypatch]}
+    more = {"iteration_runs_on_meta_tensors": [monkeypatch]}
     with pytest.raises(Exception):  # noqa: B017
         getattr(Suite(), f"test_{check}")("a2c", *more.get(check, []))
     sound = AlgorithmConformance()
     getattr(sound, f"test_{check}")("a2c", *more.get(check, []))
 
 
-def test_a_check_of_ones_own_may_be_of_no_algorithm() -> None:
+def test_custom_check_needs_no_algorithm_parameter() -> None:
     class Metafunc:
         fixturenames: tuple[str, ...] = ("tmp_path",)
         parametrize = None

@@ -1,4 +1,4 @@
-"""The task conformance suite finds faults, and works in other packages."""
+"""Faults that the task conformance suite detects; use of the suite in third-party packages."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class ImpureObservation(Cartpole):
         return {"policy": {**super().observe()["policy"], "noise": self.random.uniform(-1.0, 1.0, 1)}}
 
 
-class OneStart(Cartpole):
+class FixedStart(Cartpole):
     def reset(self, where):
         self.robot.set_state(where, joint_pos=torch.full_like(self.robot.joint_pos, 0.05))
 
 
-class Replaces(Cartpole):
+class ReplacesTensor(Cartpole):
     def apply_action(self, action):
         self.last = action.clone()
         super().apply_action(action)
@@ -78,7 +78,7 @@ class MixesEnvs(Cartpole):
 
 
 class OwnTimeLimit(Cartpole):
-    """Ends episodes by a clock that checkpoints miss."""
+    """Task that ends episodes by a clock missing in checkpoints."""
 
     def __init__(self, cfg, sim):
         super().__init__(cfg, sim)
@@ -97,7 +97,7 @@ class OwnTimeLimit(Cartpole):
 
 
 class PeeksAfterReset(Cartpole):
-    """Reads the neighbouring env."""
+    """Task whose reward reads the neighbouring env."""
 
     def rewards(self):
         return {"speed": self.robot.joint_vel[:, 0].roll(1)}
@@ -106,20 +106,20 @@ class PeeksAfterReset(Cartpole):
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
-        (ConstantElement, "no_element_of_an_observation_is_constant"),
-        (ConstantElement, "the_class_docstring_is_the_specification"),
-        (ImpureObservation, "observing_and_asking_for_the_end_change_nothing"),
-        (OneStart, "starts_are_random_in_every_env_and_episode"),
-        (Replaces, "what_a_task_keeps_is_tensors_written_in_place"),
-        (HiddenState, "what_a_task_keeps_is_tensors_written_in_place"),
-        (CountsInPython, "what_a_task_keeps_is_tensors_written_in_place"),
-        (CountsInStateful, "what_a_task_keeps_is_tensors_written_in_place"),
-        (OwnTimeLimit, "a_state_continues_bit_for_bit_in_another_environment"),
-        (MixesEnvs, "an_env_that_diverges_is_reset_and_no_other_env_notices"),
-        (PeeksAfterReset, "final_obs_is_what_a_run_without_resets_sees"),
+        (ConstantElement, "no_observation_element_is_constant"),
+        (ConstantElement, "class_docstring_matches_observations_and_actions"),
+        (ImpureObservation, "observe_and_terminated_have_no_side_effects"),
+        (FixedStart, "start_states_differ_between_envs_and_episodes"),
+        (ReplacesTensor, "task_state_is_tensors_written_in_place"),
+        (HiddenState, "task_state_is_tensors_written_in_place"),
+        (CountsInPython, "task_state_is_tensors_written_in_place"),
+        (CountsInStateful, "task_state_is_tensors_written_in_place"),
+        (OwnTimeLimit, "restored_env_continues_bit_identically"),
+        (MixesEnvs, "diverged_env_is_reset_without_affecting_others"),
+        (PeeksAfterReset, "final_obs_equals_run_without_resets"),
     ],
 )
-def test_the_suite_finds(broken, check):
+def test_suite_detects_the_fault(broken, check):
     class Suite(TaskConformance):
         max_steps = 50
 
@@ -134,7 +134,7 @@ def test_the_suite_finds(broken, check):
         getattr(Suite(), f"test_{check}")("Cartpole")
 
 
-def test_a_scan_of_the_ground_is_no_wait_of_the_task(tmp_path, monkeypatch):
+def test_ray_casting_on_the_host_does_not_count_as_sync(tmp_path, monkeypatch):
     """`sim=mujoco` casts rays on the host."""
 
     class Scanning(Cartpole):
@@ -147,15 +147,15 @@ def test_a_scan_of_the_ground_is_no_wait_of_the_task(tmp_path, monkeypatch):
             return {"policy": {**super().observe()["policy"], "scan": self.scan.distance}}
 
     monkeypatch.setattr("gpusim_rl.tasks.cartpole.Cartpole", Scanning)
-    TaskConformance().test_an_iteration_waits_for_nothing("Cartpole", tmp_path)
+    TaskConformance().test_iteration_has_no_host_sync("Cartpole", tmp_path)
 
 
-def test_a_checkpoint_after_a_long_iteration_is_no_wait_of_the_task(tmp_path, monkeypatch):
+def test_checkpoint_after_long_iteration_does_not_count_as_sync(tmp_path, monkeypatch):
     monkeypatch.setattr("gpusim_rl.run.stop_signal.LONG_S", 0.0)
-    TaskConformance().test_an_iteration_waits_for_nothing("Cartpole", tmp_path)
+    TaskConformance().test_iteration_has_no_host_sync("Cartpole", tmp_path)
 
 
-# A package of its own, outside of the checkout: a task, its yaml, and a file of tests.
+# Third-party package outside of the checkout: task, yaml and tests
 TASK = """
 from gpusim_rl.tasks.cartpole import Cartpole
 
@@ -174,7 +174,7 @@ class TestBalance(TaskConformance):
 
 
 @pytest.mark.slow
-def test_a_package_of_its_own_is_checked_by_a_few_lines(tmp_path):
+def test_third_party_package_runs_the_suite(tmp_path):
     yaml = (ROOT / "cfg" / "task" / "Cartpole.yaml").read_text()
     (tmp_path / "cfg" / "task").mkdir(parents=True)
     (tmp_path / "cfg" / "task" / "Balance.yaml").write_text(re.sub("_target_: .*", "_target_: balance.Balance", yaml))
@@ -187,4 +187,4 @@ def test_a_package_of_its_own_is_checked_by_a_few_lines(tmp_path):
     assert f"{len(checks)} passed" in done.stdout
     (tmp_path / "balance.py").write_text(TASK.replace("Balance: ", "Scales: "))
     again = run_command(*pytest_here, "-k", "docstring", cwd=tmp_path, env=env, check=False)
-    assert "1 failed" in again.stdout and "'Scales: " in again.stdout, "the values that were compared are shown"
+    assert "1 failed" in again.stdout and "'Scales: " in again.stdout

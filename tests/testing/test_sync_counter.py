@@ -1,4 +1,4 @@
-"""The counter of host syncs: what it counts, what it lets pass, and how it names the line."""
+"""Counter of host syncs: detection, phases, copied bytes, source lines."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ SYNCS: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", SYNCS)
-def test_the_counter_counts(name: str) -> None:
+def test_sync_counter_detects_sync(name: str) -> None:
     x = torch.arange(6.0).reshape(2, 3)
     mask = x > 2
     with SyncCounter() as syncs:
         SYNCS[name](x, mask)
     assert syncs.total == 1, syncs.locations
-    assert "test_sync_counter.py:" in syncs.locations[0], "it says where"
+    assert "test_sync_counter.py:" in syncs.locations[0]
     before = syncs.total
     SYNCS[name](x, mask)
-    assert syncs.total == before, "it counts only while entered"
+    assert syncs.total == before, "counted outside of the block"
 
 
-def test_the_counter_lets_device_work_pass() -> None:
+def test_sync_counter_ignores_device_work() -> None:
     x = torch.arange(6.0).reshape(2, 3)
     mask, index = x > 2, torch.arange(2)
     with SyncCounter() as syncs:
@@ -80,7 +80,7 @@ def test_the_counter_lets_device_work_pass() -> None:
     assert syncs.total == 0, syncs.locations
 
 
-def test_the_counter_pauses_and_restores() -> None:
+def test_sync_counter_pauses_and_restores_methods() -> None:
     methods = {name: getattr(Tensor, name) for name in ("item", "cpu", "numpy", "tolist")}
     tensor = torch.tensor
     x = torch.ones(3)
@@ -97,13 +97,13 @@ def test_the_counter_pauses_and_restores() -> None:
     assert Tensor.item is methods["item"]
 
 
-def test_the_counter_sees_copies_between_devices() -> None:
+def test_sync_counter_detects_copies_between_devices() -> None:
     with SyncCounter() as syncs:
         torch.ones(3).to("meta")
     assert [location.what for location in syncs.found] == ["_to_copy"]
 
 
-def test_every_phase_has_its_own_numbers():
+def test_sync_counter_separates_phases():
     x = torch.ones(3)
     with SyncCounter() as syncs:
         with syncs.around("simulate"):
@@ -111,7 +111,7 @@ def test_every_phase_has_its_own_numbers():
             with syncs.around("inner"):
                 x * 2
         with syncs.around("policy"):
-            x.view(3, 1)[:, 0].add_(1)  # views are no work of the device
+            x.view(3, 1)[:, 0].add_(1)  # views run no kernel
         x.tolist()
     assert {name: (work.operators, dict(work.syncs)) for name, work in syncs.work.items()} == {
         "rollout": (3, {"item": 1}),
@@ -141,22 +141,22 @@ BYTES: dict[str, tuple[Callable[[Tensor], object], tuple[int, int], tuple[int, i
 
 
 @pytest.mark.parametrize("name", BYTES)
-def test_copies_have_a_direction_and_a_size(name):
+def test_copies_are_counted_by_direction_and_size(name):
     copies, to_device, to_host = BYTES[name]
     x = torch.arange(6.0).reshape(2, 3)
     with SyncCounter() as syncs, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             copies(x)
-        except NotImplementedError:  # the device "meta" has nothing to copy
+        except NotImplementedError:  # meta tensors hold no data
             assert name == "from another device"
     [work] = syncs.work.values() if syncs.work else [Work()]
     assert (work.to_device, work.to_host) == (CopyTotals(*to_device), CopyTotals(*to_host))
     assert syncs.total == to_device[0] + to_host[0]
 
 
-def test_a_librarys_own_line_is_named(tmp_path, monkeypatch):
-    package = tmp_path / "otherlib" / "torch"  # as some libraries name the half of them that is for torch
+def test_sync_is_located_in_the_given_library(tmp_path, monkeypatch):
+    package = tmp_path / "otherlib" / "torch"  # like the torch subpackage of some libraries
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("def learn(step, x):\n    step(x)\n    return x.sum().item()\n")
     monkeypatch.syspath_prepend(str(tmp_path))

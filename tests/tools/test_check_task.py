@@ -1,4 +1,4 @@
-"""`tools/check_task.py`: the conformance suite in words, on tasks that live elsewhere."""
+"""Tests of the command `check-task` with third-party tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpusim_rl.tasks.cartpole import Cartpole
 
 
 class Wobbly(Cartpole):
-    """Wobbly: a cartpole that looks at the other envs."""
+    """Wobbly: a cartpole that observes the other envs."""
 
     def observe(self):
         mean = 0.1 * self.robot.joint_vel.clamp(-9, 9).mean()
@@ -30,9 +30,9 @@ class Wobbly(Cartpole):
 def folder(tmp_path) -> Path:
     (tmp_path / "my_tasks").mkdir()
     (tmp_path / "my_tasks" / "wobbly.py").write_text(BROKEN)
-    ours = (ROOT / "cfg" / "task" / "Cartpole.yaml").read_text()
+    original = (ROOT / "cfg" / "task" / "Cartpole.yaml").read_text()
     (tmp_path / "my_cfg" / "task").mkdir(parents=True)
-    yaml = re.sub(r"_target_: .*", "_target_: my_tasks.wobbly.Wobbly", ours)
+    yaml = re.sub(r"_target_: .*", "_target_: my_tasks.wobbly.Wobbly", original)
     (tmp_path / "my_cfg" / "task" / "Wobbly.yaml").write_text(yaml)
     return tmp_path
 
@@ -41,38 +41,38 @@ def check_task(folder: Path, *arguments: str) -> Finished:
     return run_command(sys.executable, ROOT / "tools" / "check_task.py", *arguments, cwd=folder, check=False)
 
 
-def test_what_is_wrong_is_said_with_what_to_do(folder):
+def test_failed_checks_are_listed_with_advice(folder):
     done = check_task(folder, "Wobbly", "-cd", "my_cfg", "--sim", "mujoco")
     lines = done.stdout.splitlines()
     assert done.returncode == 1 and done.stderr == ""
     failed = [line for line in lines if line.startswith("FAILED")]
     assert failed == [
-        "FAILED   the class docstring is the specification",
-        "FAILED   final obs is what a run without resets sees",
-        "FAILED   an env that diverges is reset and no other env notices",
+        "FAILED   class docstring matches observations and actions",
+        "FAILED   final obs equals run without resets",
+        "FAILED   diverged env is reset without affecting others",
     ]
     assert any("'Action space:'" in line for line in lines[lines.index(failed[0]) :])
     [advice] = [line for line in lines[lines.index(failed[2]) :] if "try:" in line]
     assert "no mean" in advice
-    assert "ok       it trains on every simulator: mujoco" in lines
+    assert "ok       task trains on every simulator: mujoco" in lines
     assert lines[-1] == f"Wobbly: {len([line for line in lines if line.startswith('ok')])} of 20 checks passed"
     assert sorted(path.name for path in folder.iterdir()) == ["my_cfg", "my_tasks"]
 
 
-def test_every_check_has_its_advice(load_tool):
+def test_every_check_has_advice(load_tool):
     checks = {name.removeprefix("test_") for name in vars(TaskConformance) if name.startswith("test_")}
     assert load_tool("check_task").MEND.keys() == checks
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["Wobly", "-cd", "my_cfg"], "Did you mean 'Wobbly'?"),
         (["Wobbly"], "unknown task 'Wobbly'"),
         (["Wobbly", "-cd", "nowhere"], "nowhere"),
-        (["Cartpole", "--sim", "mujuco"], "unknown simulator 'mujuco'"),
+        (["Cartpole", "--sim", "mujuco"], "--sim: expected mujoco, mjwarp, newton, got mujuco"),
     ],
 )
-def test_bad_input_is_one_line(folder, arguments, said):
+def test_bad_input_is_rejected_in_one_line(folder, arguments, words):
     done = run_here(ROOT / "tools" / "check_task.py", *arguments, cwd=folder)
-    assert done.refuses(said), done.stderr
+    assert done.refuses(words), done.stderr

@@ -1,4 +1,4 @@
-"""The command `clip`: records, checks and plays motion clips."""
+"""Tests of the command `clip`: record, check and play motion clips."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def clip(tmp_path: Path):
     return run
 
 
-def test_what_a_policy_does_becomes_a_clip(clip, tmp_path):
+def test_record_writes_a_clip_of_a_policy(clip, tmp_path):
     words = ("record", demos_dir() / "Go1Velocity", "--seconds", "1.2", "--command", "0.6", "0", "0", "--out")
     assert clip(*words, "a.npz").stdout == "a.npz: 61 frames, 1.2 s\n"
     clip(*words, "b.npz")
@@ -53,34 +53,33 @@ def test_what_a_policy_does_becomes_a_clip(clip, tmp_path):
     assert quat_rotate_inverse(quat, velocity).mean(dim=0).tolist() == pytest.approx([0.6, 0.0, 0.0], abs=0.15)
     assert "fits Go1Velocity" in clip("check", "a.npz", "Go1Velocity").stdout
     error = clip(*words, "a.npz", code=2).stderr
-    assert "--out a.npz: the file exists. Try another name, or --overwrite" in error
+    assert "--out a.npz: " in error and "--overwrite" in error
 
 
-WRONG = {
-    "a command too few": (("--command", "1", "0"), "3 numbers (x [m/s], y [m/s], yaw [rad/s])"),
-    "no time": (("--seconds", "0"), "got (0.0, 1.0)"),
-    "time back": (("--skip", "-1"), "got (4.0, -1.0)"),
-    "no robot": (("--robot", "head", "--seconds", "0.1", "--skip", "0"), "--robot head: "),
-    "no clip's name": (("--out", "x.npy"), "got 'x.npy'"),
+INVALID = {
+    "short command": (("--command", "1", "0"), "3 numbers (x [m/s], y [m/s], yaw [rad/s])"),
+    "negative skip": (("--skip", "-1"), "--skip: expected at least 0, got -1"),
+    "unknown robot": (("--robot", "head", "--seconds", "0.1", "--skip", "0"), "--robot head: "),
+    "wrong suffix": (("--out", "x.npy"), "got 'x.npy'"),
 }
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_what_cannot_be_recorded_is_one_line(clip, tmp_path, kind):
-    words, line = WRONG[kind]
+@pytest.mark.parametrize("kind", INVALID)
+def test_invalid_recording_options_are_rejected(clip, tmp_path, kind):
+    words, line = INVALID[kind]
     assert line in clip("record", demos_dir() / "Go1Velocity", *words, code=2).stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_episode_that_ends_is_no_clip(clip, tmp_path):
-    """G1 falls when it is told to run and to turn ten times as fast as it has learned."""
+def test_episode_that_ends_early_is_not_recorded(clip, tmp_path):
+    """G1 falls under commands ten times beyond its trained range."""
     words = ("--command", "-20", "20", "20", "--seconds", "3", "--out", "x.npz")
-    assert "the episode ended after " in clip("record", demos_dir() / "G1VelocityForward", *words, code=2).stderr
+    assert "episode ended" in clip("record", demos_dir() / "G1VelocityForward", *words, code=2).stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_jump_to_another_place_is_no_motion(clip, tmp_path):
-    """Where its clip is over, a tracking task puts the robot into another frame: here back by 0.26 m."""
+def test_position_jump_is_not_recorded(clip, tmp_path):
+    """At the end of its clip, a tracking task moves the robot to another frame, here back by 0.26 m."""
     trot = load(MOTIONS / "go1_trot.npz")
     arrays = {f.name: getattr(trot, f.name) for f in fields(trot)}
     short = {name: value[:22] for name, value in arrays.items() if isinstance(value, np.ndarray)}
@@ -99,27 +98,25 @@ def test_a_jump_to_another_place_is_no_motion(clip, tmp_path):
     still = {name: (0.0 if "vel" in name else 1.0) * value[:1].repeat(22, axis=0) for name, value in short.items()}
     save(tmp_path / "short.npz", replace(trot, **still))
     error = clip(*words[:3], "y.npz", *words[4:], "0", code=2).stderr
-    assert "moved 'robot' after 0.42 s" in error, "by as little as it has moved"
+    assert "moved 'robot' after 0.42 s" in error, "small jumps are found too"
 
 
-def test_a_file_is_checked(clip, tmp_path):
-    said = clip("check", "go1_trot").stdout
-    assert "201 frames at 50 Hz, 4 s; 12 joints, 13 bodies" in said
-    assert "Try clip check" in said and said.endswith("go1\n")
+def test_check_describes_clips_and_reports_mismatches(clip, tmp_path):
+    output = clip("check", "go1_trot").stdout
+    assert "201 frames at 50 Hz, 4 s; 12 joints, 13 bodies" in output
+    assert "Try clip check" in output and output.endswith("go1\n")
     assert "fits go1: " in clip("check", "go1_trot", "go1").stdout
     assert "a clip of go1" in clip("check", "go1_trot", "g1", code=2).stderr
-    gym = clip("check", "go1_trot", "Gymnasium", code=2).stderr
-    assert "'Gymnasium' has no scene" in gym
-    assert "no task and no robot 'goo1'. Did you mean 'go1'?" in clip("check", "go1_trot", "goo1", code=2).stderr
-    assert "no motion clip 'go1_trott'" in (line := clip("check", "go1_trott", code=2).stderr)
-    assert "Did you mean 'go1_trot'? Available: g1_bow, " in line and line.count("\n") == 1
+    assert "'Gymnasium'" in clip("check", "go1_trot", "Gymnasium", code=2).stderr
+    assert "Did you mean 'go1'?" in clip("check", "go1_trot", "goo1", code=2).stderr
+    assert "Did you mean 'go1_trot'? Available: g1_bow, " in clip("check", "go1_trott", code=2).stderr
     (tmp_path / "x.npz").touch()
-    assert "x.npz: not an npz file: " in clip("check", "x.npz", code=2).stderr
+    assert "x.npz: " in clip("check", "x.npz", code=2).stderr
     shutil.copy(MOTIONS / "go1_trot.npz", tmp_path / "mine.npz")
     assert "fits " in clip("check", "mine.npz", assets_dir() / "go1" / "go1.xml").stdout
 
 
-def test_playing_shows_every_frame_and_begins_again():
+def test_playback_shows_every_frame_and_loops():
     trot = load(MOTIONS / "go1_trot.npz")
     expected = positions(trot, scene_of(assets_dir() / "go1" / "go1.xml"), "robot")
     with closing(open_playback(trot, "go1")) as player:
@@ -130,24 +127,23 @@ def test_playing_shows_every_frame_and_begins_again():
         open_playback(trot, "G1Velocity")
 
 
-def test_a_clip_becomes_a_video_and_a_page(clip, tmp_path):
+def test_clip_plays_as_video_and_page(clip, tmp_path):
     small = ("--width", "64", "--height", "48", "--steps", "6")
     assert clip("play", "g1_bow", "--out", "bow.mp4", *small).stdout == "bow.mp4\n"
     reader = imageio_ffmpeg.read_frames(str(tmp_path / "bow.mp4"))
     assert next(reader)["size"] == (64, 48)
-    assert len(list(reader)) == 3  # of 50 Hz every second one
+    assert len(list(reader)) == 3  # every second frame of 50 Hz
     clip("play", "go1_trot", "--out", "trot.html", *small)
     page = (tmp_path / "trot.html").read_text()
     assert "<title>go1_trot" in page and len(page) > 100_000
     assert ".mp4 or .html" in clip("play", "go1_trot", "--out", "trot.gif", code=2).stderr
 
 
-def test_a_clip_in_a_browser(clip):
-    said = clip("play", "go1_trot", "--steps", "3").stdout
-    assert said.startswith("go1_trot is shown at http://127.0.0.1:")
+def test_clip_plays_in_a_browser(clip):
+    assert "http://127.0.0.1:" in clip("play", "go1_trot", "--steps", "3").stdout
 
 
-def test_a_clip_of_an_unknown_robot_is_not_shown(clip, tmp_path):
+def test_clip_of_unknown_robot_asks_for_a_robot(clip, tmp_path):
     trot = load(MOTIONS / "go1_trot.npz")
     save(tmp_path / "x.npz", replace(trot, joint_names=tuple(f"j{i}" for i in range(12))))
     assert "Try clip play x.npz <robot>" in clip("play", "x.npz", code=2).stderr

@@ -1,4 +1,4 @@
-"""`tools/new_task.py`: tasks that train at once, for robots of users and with settings of IsaacGymEnvs."""
+"""Tests of the command `new-task`: tasks from robot files and from settings of IsaacGymEnvs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ pytest_plugins = ["helpers.tool_runs"]
 
 
 def quadruped() -> str:
-    """A URDF of a trunk with four legs of two joints, which reach 0.33 m below it."""
+    """Return the URDF of a trunk with four legs of two joints, which reach 0.33 m below it."""
     links = [
         '<robot name="dog"><link name="trunk"><inertial><mass value="6"/><inertia ixx="0.04" ixy="0" ixz="0" iyy="0.1"'
         ' iyz="0" izz="0.11"/></inertial><collision><geometry><box size="0.4 0.2 0.1"/></geometry></collision></link>'
@@ -105,7 +105,7 @@ def quadruped() -> str:
 
 
 def walker(*legs: str) -> str:
-    """An MJCF of a trunk with legs around it, of two joints each; the first one is ahead."""
+    """Return the MJCF of a trunk surrounded by legs of two joints, the first leg in front."""
     bodies = []
     for i, leg in enumerate(legs):
         x, y = 0.2 * math.cos(2 * math.pi * i / len(legs)), 0.2 * math.sin(2 * math.pi * i / len(legs))
@@ -122,20 +122,20 @@ def walker(*legs: str) -> str:
 
 
 def new_task(folder: Path, *arguments: str, code: int = 0) -> Finished:
-    """Run the command in this process; an error is one line, and then nothing is printed."""
+    """Run the command in this process; check that an error is one line without other output."""
     done = run_here(ROOT / "tools" / "new_task.py", *arguments, cwd=folder)
     assert done.returncode == code, done.stderr
     assert not code or (done.stdout == "" and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1)
     return done
 
 
-def of_robot(folder: Path, name: str, file: str, text: str, *options: str, code: int = 0) -> Finished:
+def new_robot_task(folder: Path, name: str, file: str, text: str, *options: str, code: int = 0) -> Finished:
     (folder / file).write_text(text)
     return new_task(folder, name, "--urdf" if file.endswith("urdf") else "--mjcf", file, *options, code=code)
 
 
 @pytest.fixture
-def env_of(monkeypatch):
+def open_env(monkeypatch):
     made = []
 
     def make(name: str, folder: Path, num_envs: int = 2, **task: Any) -> Any:
@@ -152,10 +152,10 @@ def env_of(monkeypatch):
         env.close()
 
 
-def written(
+def convert(
     folder: Path, task: str, ppo: str = "", robot: str = DOG, name: str = "mjcf/doggo.xml", **files: str
 ) -> Finished:
-    """Write IsaacGymEnvs' files, more of them by path, and make the task `Written` of them."""
+    """Write files of IsaacGymEnvs, others by path, and convert them to the task `Written`."""
     files |= {"cfg/task/Doggo.yaml": task, f"../assets/{name}": robot}
     for path, text in (files | ({"cfg/train/DoggoPPO.yaml": ppo} if ppo else {})).items():
         file = folder / "isaacgymenvs" / path
@@ -168,32 +168,32 @@ def settings(folder: Path, task: str) -> dict:
     return compose([f"task={task}"], folder / "my_cfg")
 
 
-def test_an_urdf_quadruped_gets_drives_and_stands_on_its_feet(tmp_path, env_of):
-    done = of_robot(tmp_path, "TrotDog", "dog.urdf", quadruped(), "--free-base")
+def test_urdf_quadruped_gets_drives_and_stands(tmp_path, open_env):
+    done = new_robot_task(tmp_path, "TrotDog", "dog.urdf", quadruped(), "--free-base")
     wrote = [line for line in done.stdout.splitlines() if line.startswith("wrote")]
     assert wrote == ["wrote my_tasks/trot_dog.py", "wrote my_cfg/task/TrotDog.yaml"]
-    env = env_of("TrotDog", tmp_path)
+    env = open_env("TrotDog", tmp_path)
     robot = env.sim.articulation("robot")
     joints = [f"{leg}_{part}" for leg, *_ in LEGS for part in ("hip", "knee")]
     assert robot.actuator_names == robot.joint_names == joints
-    for _ in range(100):  # 2 s with the drives at their start
+    for _ in range(100):  # 2 s with the drives at the initial pose
         assert not env.step(torch.zeros(2, 8)).terminated.any()
     assert ((robot.root_pos[:, 2] > 0.25) & (robot.root_pos[:, 2] < 0.4)).all()
     assert robot.root_lin_vel.abs().max() < 0.1
 
 
-def test_without_a_robot_an_arm_is_written_too(tmp_path, env_of):
+def test_task_without_robot_file_gets_an_example_arm(tmp_path, open_env):
     wrote = [line for line in new_task(tmp_path, "Wave").stdout.splitlines() if line.startswith("wrote")]
     assert wrote == [f"wrote my_{path}" for path in ("tasks/assets/wave.xml", "tasks/wave.py", "cfg/task/Wave.yaml")]
-    assert not env_of("Wave", tmp_path).step(torch.zeros(2, 2)).diverged.any()
+    assert not open_env("Wave", tmp_path).step(torch.zeros(2, 2)).diverged.any()
 
 
-def test_a_robot_of_a_file_follows_commanded_velocities(tmp_path, env_of):
-    """It gets a floating base, soles, an IMU and motors, and stands at the pose; a joint need not have limits."""
+def test_velocity_task_of_a_robot_file_stands_at_its_pose(tmp_path, open_env):
+    """The robot gets a floating base, feet, an IMU and motors; joints may lack limits."""
     text = quadruped().replace('FL_hip" type="revolute"', 'FL_hip" type="continuous"')
-    done = of_robot(tmp_path, "Trotter", "dog.urdf", text, "--velocity")
+    done = new_robot_task(tmp_path, "Trotter", "dog.urdf", text, "--velocity")
     assert "the file has no IMU site" in done.stdout and "8 joints have no armature in the file" in done.stdout
-    env = env_of("Trotter", tmp_path, pushes=False)
+    env = open_env("Trotter", tmp_path, pushes=False)
     task, robot = env.task, env.sim.articulation("robot")
     assert task.robot.feet == tuple(f"body:{leg}_calf" for leg, *_ in LEGS)
     assert set(task.robot.motors) == {"*_hip", "*_knee"}
@@ -201,29 +201,29 @@ def test_a_robot_of_a_file_follows_commanded_velocities(tmp_path, env_of):
         step = env.step(torch.zeros(2, 8))
         assert not step.terminated.any()
     sag = task.robot.height - robot.root_pos[:, 2]
-    assert ((sag > 0.0) & (sag < 0.1)).all() and step.obs["critic"][:, -16:-12].all()  # contacts of the feet
+    assert ((sag > 0.0) & (sag < 0.1)).all() and step.obs["critic"][:, -16:-12].all()  # foot contacts
 
 
 PAIR = '<contact><pair geom1="floor" geom2="{}_ball"/></contact>'
 
 
 @pytest.mark.parametrize(
-    ("legs", "more"), [(("dog:fl", "dog:fr"), ""), (("leg[0]", "leg[1]"), ""), (("fl", "fr"), PAIR.format("fl"))]
+    ("legs", "contact"), [(("dog:fl", "dog:fr"), ""), (("leg[0]", "leg[1]"), ""), (("fl", "fr"), PAIR.format("fl"))]
 )
-def test_whatever_a_file_calls_its_bodies_and_says_of_its_floor_it_walks(tmp_path, env_of, legs, more):
+def test_velocity_task_accepts_any_body_names_and_floor(tmp_path, open_env, legs, contact):
     floor = '<worldbody><geom name="floor" type="plane" size="0 0 1"/>'
-    text = walker(*legs).replace("<worldbody>", floor).replace("</worldbody>", f"</worldbody>{more}")
+    text = walker(*legs).replace("<worldbody>", floor).replace("</worldbody>", f"</worldbody>{contact}")
     for leg in legs:
         text = text.replace(f'{leg}_tip" pos="0 0 -0.2"><geom', f'{leg}_tip" pos="0 0 -0.2"><geom name="{leg}_ball"')
-    of_robot(tmp_path, "Hopalong", "bot.xml", text, "--velocity")
-    env = env_of("Hopalong", tmp_path, randomize=True)
+    new_robot_task(tmp_path, "Hopalong", "bot.xml", text, "--velocity")
+    env = open_env("Hopalong", tmp_path, randomize=True)
     env.step(torch.zeros(2, 4))
     assert env.sim.scene.model.npair == 0 and len(env.task.robot.feet) == 2
 
 
 @pytest.mark.parametrize("legs", ["lf rf lm rm lr rr", "l0a l0b l1a"])
-def test_each_joint_has_one_motor_whatever_the_legs_are_called(tmp_path, legs):
-    of_robot(tmp_path, "Crawl", "bot.xml", walker(*legs.split()), "--velocity")
+def test_each_joint_has_one_motor_for_any_leg_names(tmp_path, legs):
+    new_robot_task(tmp_path, "Crawl", "bot.xml", walker(*legs.split()), "--velocity")
     patterns = re.findall(r'"(.+)": Motor', (tmp_path / "my_tasks" / "crawl.py").read_text())
     for joint in (f"{leg}_{part}" for leg in legs.split() for part in ("j1", "j2")):
         assert [fnmatchcase(joint, pattern) for pattern in patterns].count(True) == 1, joint
@@ -233,66 +233,66 @@ def test_each_joint_has_one_motor_whatever_the_legs_are_called(tmp_path, legs):
     ("old", "new", "augment"),
     [("", "", True), ("0.18 0.13 0", "0.18 0.3 0", False), ('mass value="0.6"', 'mass value="15"', False)],
 )
-def test_a_robot_without_mirror_image_learns_without(tmp_path, old, new, augment):
-    """A leg may be elsewhere than that of the other side, or heavier."""
-    done = of_robot(tmp_path, "Limp", "dog.urdf", quadruped().replace(old, new, 1), "--velocity")
-    assert ("the task has no mirror images" in done.stdout) is not augment
-    found = compose(["task=Limp", "device=cpu"], tmp_path / "my_cfg")
-    assert found["ppo"]["symmetry"]["augment"] is augment
+def test_asymmetric_robot_disables_symmetry(tmp_path, old, new, augment):
+    """A leg may differ in place or mass from its opposite leg."""
+    done = new_robot_task(tmp_path, "Limp", "dog.urdf", quadruped().replace(old, new, 1), "--velocity")
+    assert ("no mirror images" in done.stdout) is not augment
+    composed = compose(["task=Limp", "device=cpu"], tmp_path / "my_cfg")
+    assert composed["ppo"]["symmetry"]["augment"] is augment
 
 
 @pytest.mark.parametrize(("angle", "warned"), [("degree", True), ("radian", False)])
-def test_joints_of_legs_that_hardly_turn_are_told(tmp_path, angle, warned):
+def test_implausibly_small_joint_ranges_warn(tmp_path, angle, warned):
     in_radians = walker("fl", "fr").replace("-70 70", "-1.2 1.2").replace("-120 20", "-2.2 0.4")
     text = in_radians.replace("<world", f'<compiler angle="{angle}"/><world', 1)
-    warnings = of_robot(tmp_path, "Crawl", "bot.xml", text, "--velocity").stderr.splitlines()
+    warnings = new_robot_task(tmp_path, "Crawl", "bot.xml", text, "--velocity").stderr.splitlines()
     assert ["fl_j1 from -1.2 to 1.2 degrees" in line for line in warnings] == warned * [True]
 
 
-def test_settings_of_isaacgymenvs_are_taken_over(tmp_path):
-    done = written(tmp_path, ISAAC, ISAAC_PPO)
+def test_isaacgymenvs_settings_are_converted(tmp_path):
+    done = convert(tmp_path, ISAAC, ISAAC_PPO)
     reported = [line for line in done.stdout.splitlines() if line.startswith(("from", "ignored"))]
     assert [line.rpartition(": ")[2] for line in reported] == [
-        "power_scale, joints_at_limit_cost",  # in the yaml, not used by the class
+        "power_scale, joints_at_limit_cost",  # in the yaml, unused by the class
         "viewer, sim.physx, asset.collapse_fixed_joints",
-        "network.mlp.d2rl, config.player",  # a section of which nothing is taken is named once
-        "speed",  # which the class has of its own
+        "network.mlp.d2rl, config.player",  # unused sections are named once
+        "speed",  # attribute of the class
     ]
-    found = settings(tmp_path, "Written")
-    assert (found["num_envs"], found["max_iterations"], found["log"]["checkpoint_interval"]) == (512, 70, 50)
+    composed = settings(tmp_path, "Written")
+    assert (composed["num_envs"], composed["max_iterations"], composed["log"]["checkpoint_interval"]) == (512, 70, 50)
     expected = {"physics_hz": 240, "control_hz": 60, "episode_length": 800}
     expected |= {"clip_actions": 2.0, "clip_observations": 5.0, "power_scale": 1.5, "joints_at_limit_cost": 0.1}
-    assert {key: found["task"][key] for key in expected} == expected
+    assert {key: composed["task"][key] for key in expected} == expected
     ppo = {"horizon": 16, "epochs": 4, "minibatch_size": 2048, "learning_rate": 3e-4, "reward_scale": 0.01}
     ppo |= {"normalize_obs": False, "schedule": "constant", "schedule_per": "epoch", "value_coef": 4}
-    ppo["max_grad_norm"] = None  # they do not clip
-    assert (found["ppo"]["network"]["activation"], found["ppo"]["network"]["separate"]) == ("relu", False)
-    assert {key: found["ppo"][key] for key in ppo} == ppo and list(found["ppo"]["network"]["hidden"]) == [64, 32]
+    ppo["max_grad_norm"] = None  # truncate_grads: false
+    assert (composed["ppo"]["network"]["activation"], composed["ppo"]["network"]["separate"]) == ("relu", False)
+    assert {key: composed["ppo"][key] for key in ppo} == ppo and list(composed["ppo"]["network"]["hidden"]) == [64, 32]
     source = (tmp_path / "my_tasks" / "written.py").read_text()
     assert 'Path(__file__).parent / "assets/written/written.xml"' in source and "self.half * action" in source
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["reach"], "class name"),
         (["Ant"], "Try MyAnt"),
-        (["Reach", "--urdf", "no.urdf"], "no.urdf: no such robot file"),
-        (["Reach", "--out", "nowhere"], "--out nowhere: no such folder"),
-        (["Reach", "--mjcf", "stone.xml"], "stone.xml: the robot has no joint"),
+        (["Reach", "--urdf", "no.urdf"], "no.urdf: "),
+        (["Reach", "--out", "nowhere"], "--out nowhere: "),
+        (["Reach", "--mjcf", "stone.xml"], "stone.xml: "),
         (["Trot", "--mjcf", "menagerie:stone", "--velocity"], "menagerie:stone"),
         (["Reach", "--mjcf", "broken.xml"], "error: broken.xml: "),
         (["Trot", "--velocity"], "--velocity needs --urdf or --mjcf"),
         (["Trot", "--mjcf", "stone.xml", "--feet", "a"], "--feet needs --velocity"),
         (["Reach", "--packages", "a=."], "--packages needs --urdf"),
-        (["Trot", "--mjcf", "fixed.xml", "--velocity"], "fixed.xml: the robot has no floating base"),
-        (["Trot", "--mjcf", "snake.xml", "--velocity"], "snake.xml: the robot has fewer than two limbs"),
+        (["Trot", "--mjcf", "fixed.xml", "--velocity"], "no floating base"),
+        (["Trot", "--mjcf", "snake.xml", "--velocity"], "two limbs"),
         (["Reach", "--from-isaacgymenvs", "broken.yaml"], "cannot read broken.yaml"),
-        (["Reach", "--from-isaacgymenvs", "other.yaml"], "not a task of IsaacGymEnvs"),
-        (["Taken"], "--overwrite"),
+        (["Reach", "--from-isaacgymenvs", "other.yaml"], "IsaacGymEnvs"),
+        (["Existing"], "--overwrite"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
+def test_bad_input_is_rejected_and_writes_nothing(tmp_path, arguments, words):
     (tmp_path / "stone.xml").write_text('<mujoco><worldbody><body><geom size="1"/></body></worldbody></mujoco>')
     (tmp_path / "snake.xml").write_text(walker("head"))
     (tmp_path / "fixed.xml").write_text(walker("a", "b").replace("<freejoint/>", ""))
@@ -300,10 +300,10 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
     (tmp_path / "other.yaml").write_text("a: 1\n")
     (tmp_path / "broken.yaml").write_text("a: [")
     (tmp_path / "my_tasks").mkdir()
-    (tmp_path / "my_tasks" / "taken.py").write_text("mine")
+    (tmp_path / "my_tasks" / "existing.py").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    assert said in new_task(tmp_path, *arguments, code=2).stderr
-    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "my_tasks" / "taken.py").read_text() == "mine"
+    assert words in new_task(tmp_path, *arguments, code=2).stderr
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "my_tasks" / "existing.py").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -311,16 +311,16 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, arguments, said):
     [
         ("a_tip", ""),
         ("a_tip,a_thigh", ", unlike 'a_thigh'"),
-        ("b_tip,a_tip,a_shin", ", unlike 'a_tip'"),  # the tip is fixed to the shin
+        ("b_tip,a_tip,a_shin", ", unlike 'a_tip'"),  # tip and shin are one limb
         ("hat,a_tip", ", unlike 'hat'"),
     ],
 )
-def test_feet_are_two_or_more_each_on_a_limb_of_its_own(tmp_path, feet, unlike):
-    error = of_robot(tmp_path, "Trot", "bot.xml", walker("a", "b"), "--velocity", "--feet", feet, code=2).stderr
-    assert f"--feet {feet}: " in error and f"own limb{unlike}. Try two or more of ['a_shin', 'b_shin']\n" in error
+def test_feet_must_be_on_separate_limbs(tmp_path, feet, unlike):
+    error = new_robot_task(tmp_path, "Trot", "bot.xml", walker("a", "b"), "--velocity", "--feet", feet, code=2).stderr
+    assert f"--feet {feet}: " in error and f"own limb{unlike}. " in error and "['a_shin', 'b_shin']" in error
 
 
-def test_a_robot_whose_actuator_has_two_controls(tmp_path):
+def test_actuator_with_two_controls_is_supported(tmp_path):
     (tmp_path / "bot.xml").write_text(
         "<mujoco><worldbody><body><joint name='a'/><geom size='.1'/><body><joint name='b'/><geom size='.1'/></body>"
         "</body></worldbody><actuator><dcmotor joint='a' motorconst='.1 .1' resistance='1' controller='5 0 1 0 0 0'"
@@ -330,9 +330,9 @@ def test_a_robot_whose_actuator_has_two_controls(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a busy machine takes several times as long
+@pytest.mark.timeout(1800)  # several times longer on a busy machine
 @pytest.mark.parametrize("robot", ["arm", "dog", "velocity"])
-def test_from_nothing_to_an_exported_policy(tmp_path, robot):
+def test_new_task_is_checked_trained_and_exported(tmp_path, robot):
     options = []
     if robot != "arm":
         (tmp_path / "dog.urdf").write_text(quadruped())
@@ -344,8 +344,8 @@ def test_from_nothing_to_an_exported_policy(tmp_path, robot):
     small = ("device=cpu", "num_envs=256", f"max_iterations={iterations}", "log.console=plain", "seed=1")
     train = (ROOT / "train.py", "-cd", "my_cfg", "task=Fresh", *small)
     trained = run_command(*python, *train, cwd=tmp_path, timeout_s=600)
-    said = re.findall(r"\| return (-?[\d,.]+) ", trained.stdout)
-    returns = [float(number.replace(",", "")) for number in said]
+    shown = re.findall(r"\| return (-?[\d,.]+) ", trained.stdout)
+    returns = [float(number.replace(",", "")) for number in shown]
     assert robot == "velocity" or returns[-1] > returns[0] + 20
     run_command(*python, ROOT / "tools" / "export.py", "Fresh", "-cd", "my_cfg", "--trust", cwd=tmp_path)
     assert list((tmp_path / "runs" / "Fresh").glob("*/export/*.onnx"))
@@ -392,24 +392,24 @@ params:
 """
 
 
-def test_nested_settings_of_isaacgymenvs_act(tmp_path, env_of):
-    done = written(tmp_path, WALK_YAML, WALK_PPO, quadruped(), "urdf/doggo.urdf")
-    found = settings(tmp_path, "Written")
-    task = found["task"]
+def test_nested_isaacgymenvs_settings_take_effect(tmp_path, open_env):
+    done = convert(tmp_path, WALK_YAML, WALK_PPO, quadruped(), "urdf/doggo.urdf")
+    composed = settings(tmp_path, "Written")
+    task = composed["task"]
     assert [task[key] for key in ("physics_hz", "control_hz", "episode_length", "reach")] == [200, 50, 600, 0.4]
     assert set(task["stiffness"].values()) == {40.0} and set(task["damping"].values()) == {1.0}
     assert task["learn"]["torque_reward_scale"] == -2e-5 and task["terrain"]["proportions"] == [0.1, 0.9]
     assert (dict(task["mode"]), task["sides"]) == ({"export_scene": False, "export_states": False}, [False, False])
     assert task["random_command_velocity_ranges"] == {"linear_x": [-1.0, 1.0], "yaw": [-3.14, 3.14]}
     assert set(task["randomization_params"]["actor_params"]["robot"]["rigid_shape_properties"]) == {"friction"}
-    ppo, network = found["ppo"], found["ppo"]["network"]
-    assert (ppo["precision"], ppo["sequence_length"], found["log"]["checkpoint_interval"]) == ("bf16", 8, 25)
+    ppo, network = composed["ppo"], composed["ppo"]["network"]
+    assert (ppo["precision"], ppo["sequence_length"], composed["log"]["checkpoint_interval"]) == ("bf16", 8, 25)
     assert (network["log_std_init"], network["state_dependent_std"]) == (-1.0, False)
     assert (network["rnn"], network["rnn_size"], network["rnn_layers"]) == ("lstm", 32, 1)
     for left in ("restitution", "actor_params.ball", "no joint NO_knee", "activation", "learning_rate", "before_mlp"):
         assert left in done.stdout
-    shutil.rmtree(tmp_path / "assets")  # the robot is beside the task now
-    env = env_of("Written", tmp_path, start_noise=0.0)
+    shutil.rmtree(tmp_path / "assets")  # the task has its own copy of the robot
+    env = open_env("Written", tmp_path, start_noise=0.0)
     robot = env.sim.articulation("robot")
     assert robot.root_pos[:, 2].tolist() == pytest.approx([0.45, 0.45])
     start = dict(zip(robot.joint_names, robot.joint_pos[0].tolist(), strict=True))
@@ -426,10 +426,10 @@ def test_nested_settings_of_isaacgymenvs_act(tmp_path, env_of):
         ("", 'file = "urdf/doggo.urdf"\noptions.fix_base_link = False', True),
     ],
 )
-def test_the_base_is_free_where_theirs_is(tmp_path, asset, code, free):
+def test_base_is_fixed_or_free_as_in_isaacgymenvs(tmp_path, asset, code, free):
     task = f"name: Doggo\nenv:\n  numEnvs: 8\n  {asset}\n"
-    done = written(tmp_path, task, robot=quadruped(), name="urdf/doggo.urdf", **{"tasks/doggo.py": code})
-    assert f"the robot's base is {'free' if free else 'fixed'}" in done.stdout
+    done = convert(tmp_path, task, robot=quadruped(), name="urdf/doggo.urdf", **{"tasks/doggo.py": code})
+    assert f"base is {'free' if free else 'fixed'}" in done.stdout
     text = (tmp_path / "my_tasks" / "assets" / "written" / "written.xml").read_text()
     assert ("<freejoint" in text or 'type="free"' in text) is free
 
@@ -458,15 +458,15 @@ class DoggoBase(VecTask):
 
 
 @pytest.mark.parametrize("registry", [REGISTRY, REGISTRY.replace("make_doggo,", "DoggoWalk,")])
-def test_a_robot_is_found_in_the_classes_that_a_task_extends(tmp_path, registry):
-    """Objects have no joints; what is said of their bases does not count."""
+def test_robot_file_is_found_in_base_classes_of_the_task(tmp_path, registry):
+    """Bases of objects, which have no joints, are ignored."""
     texts = {"tasks/__init__.py": registry, "tasks/dogs/walk.py": WALK_CODE, "tasks/dogs/base.py": BASE_CODE}
     texts["tasks/other.py"] = 'class Other(VecTask):\n    file = "other.urdf"\n    options.fix_base_link = False\n'
     texts["cfg/task/DoggoEnv.yaml"] = "env: {bone_friction: 0.3, kind: swim}\nsim: {dt: 0.01}\n"
     texts["../assets/dogs/urdf/bone.urdf"] = '<robot name="bone"><link name="bone"/></robot>'
     yaml = "name: Doggo\nenv: {numEnvs: 8, kind: walk, resetTime: 12}\nsim: {dt: 0.02}\n"
-    done = written(tmp_path, yaml, robot=quadruped(), name="dogs/urdf/doggo.urdf", **texts)
-    assert "the robot's base is fixed, as in IsaacGymEnvs" in done.stdout
+    done = convert(tmp_path, yaml, robot=quadruped(), name="dogs/urdf/doggo.urdf", **texts)
+    assert "base is fixed" in done.stdout
     task = settings(tmp_path, "Written")["task"]
     assert (task["bone_friction"], task["kind"], task["physics_hz"], task["episode_length"]) == (0.3, "walk", 50, 600)
     model = mujoco.MjModel.from_xml_path(str(tmp_path / "my_tasks" / "assets" / "written" / "written.xml"))
@@ -500,10 +500,10 @@ task:
 
 
 @pytest.mark.parametrize("left", ["damping", ""])
-def test_a_randomisation_keeps_what_the_robot_and_mujoco_have(tmp_path, env_of, left):
-    """A range that automatic randomisation grows begins as there; without anything left the task does not randomise."""
+def test_randomisation_keeps_only_supported_entries(tmp_path, open_env, left):
+    """Initial ranges of ADR are kept; a task without supported entries does not randomise."""
     text = ODD_NOISE if left else re.sub(r".*(damping|color).*\n", "", ODD_NOISE)
-    done = written(tmp_path, text, robot=quadruped(), name="urdf/doggo.urdf")
+    done = convert(tmp_path, text, robot=quadruped(), name="urdf/doggo.urdf")
     task = settings(tmp_path, "Written")["task"]
     assert (task["randomize"], task["episode_length"]) == (bool(left), 600)
     params = task["randomization_params"]
@@ -515,32 +515,32 @@ def test_a_randomisation_keeps_what_the_robot_and_mujoco_have(tmp_path, env_of, 
         assert not params
     paths = ("observations", "gravity", "robot.scale", "dof_properties.stiffness", "dof_properties.velocity")
     assert all(path in done.stdout for path in paths)
-    env_of("Written", tmp_path).step(torch.zeros(2, 8))
+    open_env("Written", tmp_path).step(torch.zeros(2, 8))
 
 
-def test_ppo_settings_are_those_of_the_task_that_a_yaml_extends(tmp_path):
+def test_ppo_settings_come_from_the_base_task(tmp_path):
     train = {"cfg/train/BasePPO.yaml": "params: {config: {seq_length: 8, lr_schedule: fixed, horizon_length: 20}}\n"}
-    assert "BasePPO.yaml" in written(tmp_path, ISAAC.replace("name: Doggo", "name: Base"), **train).stdout
+    assert "BasePPO.yaml" in convert(tmp_path, ISAAC.replace("name: Doggo", "name: Base"), **train).stdout
     ppo = settings(tmp_path, "Written")["ppo"]
     assert (ppo["sequence_length"], ppo["schedule"], ppo["horizon"]) == (8, "constant", 20)
 
 
-def test_settings_of_sac_are_not_taken_for_those_of_ppo(tmp_path):
+def test_sac_settings_are_not_read_as_ppo_settings(tmp_path):
     train = {"cfg/train/BasePPO.yaml": "params: {config: {horizon_length: 20}}\n"}
     train["cfg/train/Doggo.yaml"] = "params: {algo: {name: sac}}\n"
-    assert "train/Doggo.yaml" in written(tmp_path, ISAAC.replace("name: Doggo", "name: Base"), **train).stdout
+    assert "train/Doggo.yaml" in convert(tmp_path, ISAAC.replace("name: Doggo", "name: Base"), **train).stdout
     assert settings(tmp_path, "Written")["ppo"]["horizon"] == 24
 
 
-def test_a_robot_that_theirs_writes_is_named_with_what_may_help(tmp_path):
+def test_generated_robot_file_is_reported_with_advice(tmp_path):
     for folder in ("tasks", "cfg/task"):
         (tmp_path / "isaacgymenvs" / folder).mkdir(parents=True)
     code = 'ET.ElementTree(root).write("drone.xml")\nasset_file = "drone.xml"'
     (tmp_path / "isaacgymenvs" / "tasks" / "drone.py").write_text(code)
     (tmp_path / "isaacgymenvs" / "cfg" / "task" / "Drone.yaml").write_text("env: {numEnvs: 8}\n")
-    theirs = ("--from-isaacgymenvs", "isaacgymenvs/cfg/task/Drone.yaml")
-    error = new_task(tmp_path, "MyDrone", *theirs, code=2).stderr
-    assert "It names drone.xml" in error and "run it once" in error and "--mjcf" in error
+    source = ("--from-isaacgymenvs", "isaacgymenvs/cfg/task/Drone.yaml")
+    error = new_task(tmp_path, "MyDrone", *source, code=2).stderr
+    assert "drone.xml" in error and "--mjcf" in error
 
 
 OLD = """
@@ -563,9 +563,9 @@ OLD = """
 """
 
 
-def test_a_robot_of_an_older_mujoco_is_written_as_one_of_today(tmp_path):
+def test_robot_file_of_older_mujoco_is_converted(tmp_path):
     tip = "v 0 0 0\nv .1 0 0\nv 0 .1 0\nv 0 0 .1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
-    done = written(tmp_path, ISAAC, robot=OLD, **{"../assets/mjcf/meshes/tip.obj": tip})
+    done = convert(tmp_path, ISAAC, robot=OLD, **{"../assets/mjcf/meshes/tip.obj": tip})
     assert "apirate" in done.stdout and "grid" in done.stdout and "overlap" in done.stdout
     shutil.rmtree(tmp_path / "assets")
     model = mujoco.MjModel.from_xml_path(str(tmp_path / "my_tasks" / "assets" / "written" / "written.xml"))
@@ -574,7 +574,7 @@ def test_a_robot_of_an_older_mujoco_is_written_as_one_of_today(tmp_path):
     assert model.nmesh == 1 and data.ncon == 0
 
 
-def test_an_asset_of_an_older_robot_is_no_pipe(load_tool, tmp_path):
+def test_pipe_as_robot_asset_is_rejected(load_tool, tmp_path):
     meshes = tmp_path / "assets" / "mjcf" / "meshes"
     meshes.mkdir(parents=True)
     os.mkfifo(meshes / "tip.obj")
@@ -583,24 +583,24 @@ def test_an_asset_of_an_older_robot_is_no_pipe(load_tool, tmp_path):
         load_tool("new_task").read_spec(str(tmp_path / "assets" / "mjcf" / "old.xml"), [])
 
 
-def test_defaults_that_name_each_other_end_soon(tmp_path):
+def test_recursive_yaml_defaults_are_rejected(tmp_path):
     file = tmp_path / "X.yaml"
     file.write_text(f"defaults: [{', '.join(6 * ['X'])}]\nenv: {{}}\n")
     with pytest.raises(ConfigError, match="more than 50 files"):
         read_settings(file)
 
 
-def test_a_fixed_base_of_urdf_is_told(tmp_path):
-    assert "--free-base" in of_robot(tmp_path, "Wave", "dog.urdf", quadruped()).stdout
+def test_fixed_base_of_urdf_is_reported(tmp_path):
+    assert "--free-base" in new_robot_task(tmp_path, "Wave", "dog.urdf", quadruped()).stdout
 
 
-def test_settings_on_which_others_build_are_read_too(tmp_path):
+def test_base_yamls_are_read(tmp_path):
     bases = {"cfg/task/Base.yaml": ISAAC.replace("speed: 3.0", "gain: {a: 1.0, b: 2.0}")}
     bases["cfg/task/env/throw.yaml"] = "far: 5.0\n"
     task = "defaults: [Base, env: throw, _self_]\nenv: {gain: {b: 3.0}, episodeLength: 20}\n"
-    written(tmp_path, task, **bases)
-    found = settings(tmp_path, "Written")["task"]
-    assert (found["gain"], found["far"], found["episode_length"]) == ({"a": 1.0, "b": 3.0}, 5.0, 20)
+    convert(tmp_path, task, **bases)
+    composed = settings(tmp_path, "Written")["task"]
+    assert (composed["gain"], composed["far"], composed["episode_length"]) == ({"a": 1.0, "b": 3.0}, 5.0, 20)
 
 
 EVIL = (
@@ -612,7 +612,7 @@ EVIL = (
 )
 
 
-def named_evilly(text: str, *benign: str) -> str:
+def rename_hostile(text: str, *benign: str) -> str:
     for name, evil in zip(benign, itertools.cycle(EVIL)):
         assert name in text
         text = text.replace(f'"{name}"', quoteattr(f"{evil}{name}", {"\n": "&#10;"}))
@@ -620,45 +620,45 @@ def named_evilly(text: str, *benign: str) -> str:
 
 
 def calls(folder: Path) -> set[str]:
-    """Returns all calls and imports of the Python files below a folder, names of tasks left out."""
+    """Return all calls and imports in the Python files below a folder."""
     trees = [ast.parse(file.read_text()) for file in sorted(folder.rglob("*.py"))]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    found = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
-    found += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {*found, *(ast.unparse(node) for node in nodes if isinstance(node, ast.Import))}
+    names = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {*names, *(ast.unparse(node) for node in nodes if isinstance(node, ast.Import))}
 
 
 @pytest.mark.parametrize("kind", ["mjcf", "urdf", "drives", "velocity", "isaacgymenvs"])
-def test_names_in_a_file_are_data_whatever_they_are(tmp_path, env_of, kind):
+def test_names_in_robot_files_never_become_code(tmp_path, open_env, kind):
     robot = {"mjcf": DOG, "isaacgymenvs": DOG, "velocity": walker("fl", "fr"), "urdf": quadruped()}.get(kind, DOG)
     names = {"velocity": ("trunk", "fl_j1", "fr_j2", "fl_tip", "fr_tip")}
     names["urdf"] = ("trunk", "FL_hip", "FL_knee", "RR_hip")
-    theirs = {"": ISAAC, "evil_": ISAAC.replace("  speed: 3.0", HOSTILE)}
+    yamls = {"": ISAAC, "evil_": ISAAC.replace("  speed: 3.0", HOSTILE)}
     if kind == "drives":
         robot = robot.partition("<actuator>")[0] + "</mujoco>"
     words = {"urdf": ("--urdf", "robot.xml", "--free-base"), "velocity": ("--mjcf", "robot.xml", "--velocity")}
-    found = []
+    found_calls = []
     for prefix in ("", "evil_"):
         folder = tmp_path / f"{prefix}folder"
         (folder / "a" / "cfg" / "task").mkdir(parents=True)
         (folder / "assets" / "mjcf").mkdir(parents=True)
-        text = named_evilly(robot, *names.get(kind, ("torso", "hip"))) if prefix else robot
+        text = rename_hostile(robot, *names.get(kind, ("torso", "hip"))) if prefix else robot
         for file in (folder / "robot.xml", folder / "assets" / "mjcf" / "doggo.xml"):
             file.write_text(text)
-        (folder / "a" / "cfg" / "task" / "Doggo.yaml").write_text(theirs[prefix])
+        (folder / "a" / "cfg" / "task" / "Doggo.yaml").write_text(yamls[prefix])
         source = ("--from-isaacgymenvs", "a/cfg/task/Doggo.yaml")
         options = source if kind == "isaacgymenvs" else words.get(kind, ("--mjcf", "robot.xml"))
         assert all(line.isprintable() for line in new_task(folder, "Harmless", *options).stdout.splitlines())
-        found.append(calls(folder / "my_tasks"))
-    assert found[0] == found[1]
-    env = env_of("Harmless", folder)
+        found_calls.append(calls(folder / "my_tasks"))
+    assert found_calls[0] == found_calls[1]
+    env = open_env("Harmless", folder)
     env.step(torch.zeros(2, env.task.num_actions))
     assert not [*tmp_path.rglob("pwned*")]
 
 
-def test_a_name_that_settings_would_resolve_is_refused(tmp_path):
+def test_name_with_interpolation_is_rejected(tmp_path):
     text = walker("fl", "fr").replace("fl_tip", "${oc.env:HOME}")
-    assert "reference" in of_robot(tmp_path, "Trot", "bot.xml", text, "--velocity", code=2).stderr
+    assert "reference" in new_robot_task(tmp_path, "Trot", "bot.xml", text, "--velocity", code=2).stderr
     assert not (tmp_path / "my_tasks").exists()
 
 
@@ -677,12 +677,12 @@ HOSTILE = r"""
 """
 
 
-def test_hostile_yaml_of_theirs_is_taken_as_text_or_not(tmp_path):
+def test_hostile_isaacgymenvs_yaml_never_becomes_code(tmp_path):
     ppo = ISAAC_PPO.replace("network: {", "network: {_target_: x.y, ")
-    written(tmp_path, ISAAC.replace("  speed: 3.0", HOSTILE), ppo)
-    found = settings(tmp_path, "Written")
-    task = found["task"]
-    assert found["ppo"]["network"]["_target_"] is None
+    convert(tmp_path, ISAAC.replace("  speed: 3.0", HOSTILE), ppo)
+    composed = settings(tmp_path, "Written")
+    task = composed["task"]
+    assert composed["ppo"]["network"]["_target_"] is None
     assert task["_target_"] == "my_tasks.written.Written" and "secret" not in task and "class" not in task
     assert task["episode_length_x"] == "\n_target_: os.system"
     assert task["learn"]["a\nb"] == 'x" #' and "_target_" not in task["learn"]
@@ -707,6 +707,6 @@ def test_hostile_yaml_of_theirs_is_taken_as_text_or_not(tmp_path):
         ("env: {a: '${oc.env:HOME}'}\ndefaults: [../../x, /y, {z: ..}]\n", "--urdf or --mjcf"),
     ],
 )
-def test_a_bad_yaml_of_theirs_is_one_line(tmp_path, yaml, word):
+def test_invalid_isaacgymenvs_yaml_is_rejected(tmp_path, yaml, word):
     (tmp_path / "Doggo.yaml").write_text(yaml)
     assert word in new_task(tmp_path, "Hop", "--from-isaacgymenvs", "Doggo.yaml", code=2).stderr

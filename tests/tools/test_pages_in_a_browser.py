@@ -1,4 +1,4 @@
-"""Report and replay in headless Chromium, with the network off: they draw, and ask nobody for anything."""
+"""Tests of report and replay in headless Chromium without network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # 3D on the CPU
-PATIENCE_MS = 400_000  # the CPU draws slowly
+TIMEOUT_MS = 400_000  # drawing on the CPU is slow
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def pages(runs_folder, load_tool, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", ["report", "record"])
-def test_a_page_draws_and_asks_nobody(browser, pages, kind, scheme):
+def test_page_draws_without_network_requests(browser, pages, kind, scheme):
     from PIL import Image
 
     context = browser.new_context(viewport={"width": 400, "height": 420}, color_scheme=scheme, offline=True)
@@ -59,17 +59,17 @@ def test_a_page_draws_and_asks_nobody(browser, pages, kind, scheme):
     frame = page.frames[-1]
     if kind == "report":
         assert page.locator("svg.chart").first.bounding_box()["height"] > 50
-        assert page.locator(".hero svg.chart text").first.bounding_box()["height"] > 9, "too small to read"
+        assert page.locator(".hero svg.chart text").first.bounding_box()["height"] > 9, "unreadable text"
         page.locator("iframe").scroll_into_view_if_needed()
         frame = page.frame_locator("iframe")
     canvas = frame.locator("canvas").first
-    canvas.wait_for(timeout=PATIENCE_MS)
+    canvas.wait_for(timeout=TIMEOUT_MS)
     page.wait_for_timeout(3000)
-    picture = np.asarray(Image.open(io.BytesIO(page.screenshot(timeout=PATIENCE_MS))).convert("L"), dtype=float)
+    picture = np.asarray(Image.open(io.BytesIO(page.screenshot(timeout=TIMEOUT_MS))).convert("L"), dtype=float)
     assert canvas.bounding_box()["width"] > 200
-    corner = picture[-20:, :8]  # below and beside the scene, which always has a light sky
-    assert (np.median(corner) > 128) == (scheme == "light"), "the page does not follow light and dark"
-    assert picture.std() > 10, "nothing is drawn"
+    corner = picture[-20:, :8]  # outside the scene, whose sky is always light
+    assert (np.median(corner) > 128) == (scheme == "light"), "page ignores the color scheme"
+    assert picture.std() > 10, "empty scene"
     assert errors == []
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
     context.close()

@@ -1,7 +1,8 @@
-"""`pretrain-encoder`: an autoencoder learns from a task's frames, and its file is one that a training takes."""
+"""Tests of the command `pretrain-encoder` and its autoencoder."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,11 @@ def run(*arguments: str) -> None:
     load_command("pretrain-encoder")(list(arguments))
 
 
-def test_it_writes_an_encoder_and_a_picture(tmp_path, monkeypatch, capsys):
+def test_pretraining_writes_encoder_and_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run(*TASK, *SMALL, "--latents", "6", "--device", "cpu")
     printed = capsys.readouterr().out.splitlines()
-    assert printed[1] == "camera: 540 frames of 12 x 20 x 3, spatial, on cpu"
+    assert re.match("camera: 540 .* 12 x 20 x 3, spatial, on cpu$", printed[1])
     assert printed[2].split() == ["epoch", "reconstruction", "divergence", "held", "out", "seconds"]
     assert [line.split()[0] for line in printed[3:5]] == ["1", "2"]
     use = "pretrained.init_from=CartpoleCamera.encoder.pt pretrained.freeze=true pretrained.frames=3"
@@ -40,7 +41,7 @@ def test_it_writes_an_encoder_and_a_picture(tmp_path, monkeypatch, capsys):
     assert Image.open("CartpoleCamera.encoder.png").size == (3 * 6 * 22, 3 * 2 * 14)
 
 
-def test_it_learns_from_what_a_run_sees(tmp_path, monkeypatch):
+def test_pretraining_on_frames_of_a_trained_policy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {"num_envs": 4, "max_iterations": 1, "device": "cpu", "log": {"console": "quiet"}}
     make_trainer(prepare("CartpoleCamera", **settings, task={"height": 12, "width": 20})).train()
@@ -50,28 +51,29 @@ def test_it_learns_from_what_a_run_sees(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "words"),
     [
-        (["Cartpole"], "Cartpole: the task observes no images. Try CartpoleCamera"),
-        ([*TASK, "task.hight=12"], "unknown key 'task.hight'. Did you mean 'task.height'?"),
-        ([*TASK, "task.height=12", "--policy", "trained"], "task.height=12: a run has its own settings"),
-        ([*TASK, "--out", "x.npz"], "--out: expected a name ending in .pt, got 'x.npz'"),
-        ([*TASK, *SMALL, "--frames", "20"], "--frames: expected more than a batch of 54, got 20"),
-        ([*TASK, *SMALL, "--kind", "nature"], "encoder.kind=nature: images of 12 x 20 are too small"),
+        (["Cartpole"], "Try CartpoleCamera"),
+        ([*TASK, "task.hight=12"], "Did you mean 'task.height'?"),
+        ([*TASK, "task.height=12", "--policy", "trained"], "task.height=12: "),
+        ([*TASK, "--out", "x.npz"], "got 'x.npz'"),
+        ([*TASK, *SMALL, "--frames", "20"], "--frames: "),
+        ([*TASK, *SMALL, "--kind", "nature"], "encoder.kind=nature: "),
     ],
 )
-def test_bad_input_is_one_line(arguments, line, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_rejected_in_one_line(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as ended:
         run(*arguments)
-    assert left.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {line}")
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words in error
     assert not list(tmp_path.glob("*.pt"))
 
 
 @pytest.mark.slow
-def test_an_autoencoder_finds_what_moves():
-    """A square of 2 x 2 pixels at random places of a picture that is the same else."""
+def test_autoencoder_reconstructs_a_moving_square():
+    """The images differ only in the position of a square of 2 x 2 pixels."""
     torch.manual_seed(0)
     background = torch.randint(256, (16, 24, 1), dtype=torch.uint8)
     images, places = background.repeat(512, 1, 1, 1), torch.randint(22, (512,))

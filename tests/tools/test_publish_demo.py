@@ -1,4 +1,4 @@
-"""Demo policies: small run folders of data, which play as the runs they come from."""
+"""Tests of the script that publishes demo policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.raised import raises
 pytest_plugins = ["helpers.tool_runs"]
 
 
-def test_a_demo_holds_a_policy_its_card_and_nothing_of_who_trained(tool_here, tmp_path):
+def test_demo_has_policy_and_card_but_no_personal_data(tool_here, tmp_path):
     done = tool_here("publish_demo", "Cartpole", "--out", str(tmp_path / "Cartpole"), "--num-envs", "4")
     assert done.stdout == f"{tmp_path / 'Cartpole'}\n"
     files = {str(path.relative_to(tmp_path / "Cartpole")) for path in (tmp_path / "Cartpole").rglob("*.*")}
@@ -36,18 +36,18 @@ def test_a_demo_holds_a_policy_its_card_and_nothing_of_who_trained(tool_here, tm
     assert card["env_steps"] == state["env_steps"] > 0
 
 
-def test_a_demo_plays_as_its_run(tool_here, runs_folder, tmp_path):
+def test_demo_plays_like_its_run(tool_here, runs_folder, tmp_path):
     tool_here("publish_demo", "Cartpole", "--out", tmp_path / "Cartpole", "--num-envs", "4")
     best = next((runs_folder / "runs/Cartpole/latest").resolve().glob("checkpoints/best.pt"))
     rewards = []
     for run in (tmp_path / "Cartpole", best):
-        said = tool_here("play", run, "--viewer", "none", "--steps", "50").stdout
-        rewards.append(float(re.findall(r"mean reward (\S+)", said)[-1]))
+        output = tool_here("play", run, "--viewer", "none", "--steps", "50").stdout
+        rewards.append(float(re.findall(r"mean reward (\S+)", output)[-1]))
     assert rewards[1] != 0
     assert abs(rewards[0] - rewards[1]) <= 0.02 * abs(rewards[1])
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(runs_folder, tmp_path, monkeypatch, load_tool):
+def test_full_disk_leaves_no_demo(runs_folder, tmp_path, monkeypatch, load_tool):
     monkeypatch.chdir(runs_folder)
     publish_demo = load_tool("publish_demo")
 
@@ -56,12 +56,12 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(runs_folder, tmp_path, monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(publish_demo, "_write", full)
-    with pytest.raises(ConfigError, match=r"cannot write .*No space left"):
+    with pytest.raises(ConfigError, match="No space"):
         publish_demo.publish(publish_demo.parse(["Cartpole", "--out", str(tmp_path / "Cartpole")]))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_demo_that_plays_otherwise_is_not_kept(runs_folder, tmp_path, monkeypatch, load_tool):
+def test_demo_with_lower_return_is_discarded(runs_folder, tmp_path, monkeypatch, load_tool):
     monkeypatch.chdir(runs_folder)
     out = tmp_path / "Cartpole"
     publish_demo = load_tool("publish_demo")
@@ -77,7 +77,7 @@ def test_a_demo_that_plays_otherwise_is_not_kept(runs_folder, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["Cartpole"]
 
 
-def test_nothing_but_a_demo_is_replaced(runs_folder, monkeypatch, load_tool):
+def test_overwrite_replaces_only_demos(runs_folder, monkeypatch, load_tool):
     monkeypatch.chdir(runs_folder)
     publish_demo = load_tool("publish_demo")
     before = sorted(path for path in runs_folder.rglob("*"))
@@ -87,7 +87,7 @@ def test_nothing_but_a_demo_is_replaced(runs_folder, monkeypatch, load_tool):
     assert sorted(path for path in runs_folder.rglob("*")) == before
 
 
-def test_a_card_names_the_gpu_where_one_trained_and_needs_no_repository(runs_folder, tmp_path, load_tool):
+def test_card_names_training_hardware_without_a_repository(runs_folder, tmp_path, load_tool):
     state = {"task": "A", "config": {"algo": {"name": "ppo"}}, "env_steps": 5, "elapsed_s": 60.0, "seed": 1}
     run = next(path for path in (runs_folder / "runs/Cartpole").glob("2*") if path.is_dir())
     environment = json.loads((run / "env.json").read_text())

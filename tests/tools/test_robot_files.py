@@ -1,4 +1,4 @@
-"""Tools that take a robot's file: where its meshes are, in which pose it stands, and what is drawn of it."""
+"""Tests of tools that read robot files: mesh packages, home keyframe, pictures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def arm(tmp_path: Path) -> Path:
     return tmp_path / "robot" / "arm.urdf"
 
 
-def test_new_task_finds_meshes_and_the_task_keeps_their_folder(load_tool, arm, monkeypatch):
+def test_new_task_stores_the_folder_of_meshes(load_tool, arm, monkeypatch):
     new_task, root = load_tool("new_task"), arm.parents[1]
     words = ["Reach", "--urdf", str(arm), "--out", str(root)]
     with pytest.raises(TaskError, match=r"arm\.urdf: link 'base': no mesh .*--packages elsewhere=FOLDER"):
@@ -60,7 +60,7 @@ def test_new_task_finds_meshes_and_the_task_keeps_their_folder(load_tool, arm, m
     assert loaded.Reach.scene(cfg).model.nmesh == 2
 
 
-def test_packages_are_found_as_ros_finds_them(arm, monkeypatch):
+def test_packages_are_found_in_ros_package_path(arm, monkeypatch):
     (arm.parents[1] / "ws").mkdir()
     (arm.parents[1] / "there").rename(arm.parents[1] / "ws" / "elsewhere")
     monkeypatch.setenv("ROS_PACKAGE_PATH", f"/nowhere:{arm.parents[1] / 'ws'}")
@@ -68,18 +68,18 @@ def test_packages_are_found_as_ros_finds_them(arm, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["elsewhere", "=x", "a=", "a=/nowhere/at/all"])
-def test_a_wrong_packages_argument_is_one_line(load_tool, text, capsys):
+def test_invalid_packages_argument_is_rejected(load_tool, text, capsys):
     with pytest.raises(SystemExit) as ending:
         load_tool("new_task").parse(["Reach", "--urdf", "a.urdf", "--packages", text])
     assert ending.value.code == 2 and "expected NAME=FOLDER" in capsys.readouterr().err
 
 
-def test_clip_takes_packages(load_tool, tmp_path):
+def test_clip_accepts_packages(load_tool, tmp_path):
     args = load_tool("clip").parse(["check", "a.npz", "arm.urdf", "--packages", f"elsewhere={tmp_path}"])
     assert args.packages == [("elsewhere", tmp_path)] and {"elsewhere": tmp_path} == paths.ROS_PACKAGES
 
 
-def test_a_home_that_does_not_fit_is_no_reason_to_refuse_a_robot(load_tool, tmp_path, caplog):
+def test_unusable_home_keyframe_is_ignored(load_tool, tmp_path, caplog):
     new_task = load_tool("new_task")
     (tmp_path / "tied.xml").write_text(TIED)
     spec = mujoco.MjSpec.from_string(TIED)
@@ -89,7 +89,7 @@ def test_a_home_that_does_not_fit_is_no_reason_to_refuse_a_robot(load_tool, tmp_
     assert "keyframe" not in (tmp_path / "my_tasks" / "reach.py").read_text()
 
 
-def test_pictures_have_the_groups_of_the_scene():
+def test_pictures_keep_the_geom_groups_of_the_scene():
     box = '<geom type="box" size="1 1 1" {}/>'
     look = box.format('group="2" contype="0" conaffinity="0"')
     xml = f'<mujoco><worldbody><body name="b"><freejoint/>{box.format("")}{look}</body></worldbody></mujoco>'

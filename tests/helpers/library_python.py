@@ -1,4 +1,4 @@
-"""Environments of Isaac Lab and mjlab with this checkout. Both need a Python 3.12 of their own, and minutes."""
+"""Python environments of Isaac Lab and mjlab with this checkout: separate Python 3.12, minutes to install."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ VERSIONS = {"isaaclab": "isaaclab==3.0.0", "mjlab": "mjlab==1.6.0"}
 def python_3_12() -> Path:
     """Return a Python 3.12, required by Isaac Lab 3.0; skip the test without one."""
     in_path = [shutil.which(name) for name in ("python3.12", "python3", sys.executable)]
-    of_pyenv = (Path.home() / ".pyenv" / "versions").glob("3.12.*/bin/python")
-    for found in filter(None, (*in_path, *of_pyenv)):
+    pyenv = (Path.home() / ".pyenv" / "versions").glob("3.12.*/bin/python")
+    for found in filter(None, (*in_path, *pyenv)):
         code = "import sys; assert sys.version_info[:2] == (3, 12); print(sys.executable)"
         done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return Path(done.stdout.strip())
-    pytest.skip("there is no python3.12")
+    pytest.skip("no python3.12")
 
 
 def pip(python: Path, *arguments: str) -> None:
