@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +119,11 @@ class Player:
 
     def follow(self) -> bool:
         """Load a newer checkpoint of the same file; return whether there was one."""
-        file = self.checkpoint
-        if file is None or not file.is_file() or file.stat().st_mtime_ns == self._written_ns:  # the run may be moved
-            return False
-        self.take(file)
-        return True
+        with suppress(OSError):  # the run may be moved
+            if (file := self.checkpoint) is not None and file.stat().st_mtime_ns != self._written_ns:
+                self.take(file)
+                return True
+        return False
 
     def take(self, file: Path) -> None:
         """Load another checkpoint of the run; on a damaged or unsuitable file, keep the old and raise ConfigError."""
