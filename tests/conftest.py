@@ -54,9 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Resume garbage collection, without the imported objects."""
-    from helpers import kept_kernels
-
-    kept_kernels.keep()
     gc.freeze()
     gc.enable()
 
