@@ -86,8 +86,8 @@ SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {  # group, description, an
 class Parser(argparse.ArgumentParser):
     """Parser of `gpusim-rl <prog>`; `text` is a docstring: a summary, and lines `gpusim-rl <prog> ...   comment`."""
 
-    def __init__(self, prog: str, text: str | None) -> None:
-        super().__init__(prog=f"gpusim-rl {prog}".rstrip(), allow_abbrev=False)
+    def __init__(self, prog: str, text: str | None, **settings: Any) -> None:
+        super().__init__(prog=f"gpusim-rl {prog}".rstrip(), allow_abbrev=False, **settings)
         self.summary, _, rest = (text or "").partition("\n")
         self.examples = re.findall(rf"^({self.prog}\b.*?)(?:\s\s+(.*))?$", rest, re.MULTILINE)
         self.rows: dict[str, list[tuple[str, str]]] = {}  # left and right column, by title of the group

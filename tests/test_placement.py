@@ -169,7 +169,7 @@ def test_kernel_time_follows_bytes_and_flops() -> None:
 # Other settings
 
 
-SMALL = {"horizon": 4, "epochs": 2, "minibatch_size": 16, "network": {"hidden": [16, 16], "rnn_size": 8}}
+SMALL = {"horizon": 4, "epochs": 1, "minibatch_size": 16, "network": {"hidden": [16, 16], "rnn_size": 8}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {
         "precision": "fp32",
@@ -182,7 +182,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "entropy_coef": 0.01,
     },
     "separate": {"network": {"rnn": "gru", "separate": True, "state_dependent_std": True}, "schedule": "linear"},
-    "lstm": {"network": {"rnn": "lstm", "rnn_layers": 2}, "sequence_length": 2, "schedule_per": "epoch"},
+    "lstm": {"network": {"rnn": "lstm", "rnn_layers": 2}, "sequence_length": 2, "schedule_per": "epoch", "epochs": 2},
 }
 
 

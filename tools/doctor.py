@@ -61,7 +61,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.option("--num-envs", "one or several", note="four powers of 4 per device", **counts)
         parser.option("--num-processes", "number of processes under torchrun, one or several", **counts)
         parser.option("--num-actors", "number of actors, one or several", **counts)
-        devices = {"type": listed(str, ("cpu", "cuda")), "metavar": "A,B", "default": None}
+        devices = {"type": listed(str), "metavar": "A,B", "default": None}
         parser.option("--device", "or both", "Measurement", note="all available", **devices)
         parser.option("--iterations", "at least", default=5)
         parser.option("--min-seconds", "wall time, at least [s]", "Measurement", type=number(float, 0), default=3.0)
@@ -201,11 +201,13 @@ def measure_envs(args: argparse.Namespace) -> int:
 
     from gpusim_rl.diagnose.scaling import recommend
 
-    task, tuned_envs = checked(args.settings, args.config_dir)
+    devices = args.device or ["cpu", "cuda"][: 1 + torch.cuda.is_available()]
+    known = [checked([*args.settings, f"device={device}"], args.config_dir) for device in devices]
+    task, tuned_envs = known[0]
     measured: dict[str, dict[int, Measurement]] = {}
-    for device in args.device or ["cpu", "cuda"][: 1 + torch.cuda.is_available()]:
+    for device in devices:
         measured[device] = {}
-        for num_envs in args.num_envs or (GPU_COUNTS if device == "cuda" else CPU_COUNTS):
+        for num_envs in args.num_envs or (GPU_COUNTS if device.startswith("cuda") else CPU_COUNTS):
             overrides = [*args.settings, f"num_envs={num_envs}", f"device={device}"]
             measured[device][num_envs] = measure(args, f"{task} with {num_envs} envs on {device}", overrides)
     advice = recommend(measured, task=task, tuned_envs=tuned_envs)

@@ -122,7 +122,7 @@ def has_display() -> bool:
 
 def measure(player: Player, steps: int) -> None:
     """Step without a window and print the mean reward."""
-    mean = sum(float(player.step().reward.mean()) for _ in range(steps)) / max(1, steps)
+    mean = sum(float(player.step().reward.mean()) for _ in range(steps)) / steps
     say(f"{player.name}: mean reward {mean:.4g} per step ({steps} steps in {player.env.num_envs} envs)")
 
 

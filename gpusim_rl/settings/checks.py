@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from gpusim_rl.errors import ConfigError, UserError, closest, did_you_mean, first_line
+from gpusim_rl.errors import ConfigError, TaskError, UserError, closest, did_you_mean, first_line
 from gpusim_rl.settings.schema import (
     ALGORITHMS,
     LARGEST_COUNT,
@@ -84,8 +84,10 @@ def build(cls: type[T], node: Any, path: str = "") -> T:
         return cls(**values)
     except ConfigError:
         raise
+    except TaskError as error:  # its key names a call
+        raise ConfigError(str(error), key=path) from None
     except UserError as error:  # __post_init__: relations between fields, whose keys are relative
-        key = f"{path}.{error.key}" if path else error.key
+        key = ".".join(filter(None, (path, error.key)))
         raise ConfigError(error.problem, key=key, expected=error.expected, got=error.got, hint=error.hint) from None
     except ValueError as error:  # __post_init__ of a user's class
         raise ConfigError(str(error), key=path) from None

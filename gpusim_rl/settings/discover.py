@@ -52,7 +52,11 @@ def cfg_dirs(config_dir: str | Path | None = None) -> list[tuple[str, Path]]:
 def plugin_cfg_dirs() -> list[tuple[str, Path]]:
     """Return config folders of installed packages (entry points `name = "my_package.cfg"`); warn about broken ones."""
     folders, here = [], Path.cwd()
-    for entry in _entry_points(*((path, *_state(path)) for path in map(Path, sys.path) if path.exists())):
+    states = []
+    for path in map(Path, sys.path):
+        with suppress(OSError):  # missing, or not readable
+            states.append((path, *_state(path)))
+    for entry in _entry_points(*states):
         if entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here:
             continue  # third-party metadata in the current folder
         folder = package_path(entry.value)

@@ -305,7 +305,7 @@ class SupervisedConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.network.separate:
-            raise UserError("there is no value function", key="network.separate", hint="Try false")
+            raise UserError("there is no value function", key="network.separate", hint="Try network.separate=false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +344,7 @@ class BCConfig(SupervisedConfig):
         SupervisedConfig.__post_init__(self)
         if self.network.rnn is not None:
             problem = "recurrent policies are not supported: control steps are learned independently"
-            raise UserError(problem, key="network.rnn", hint="Try null")
+            raise UserError(problem, key="network.rnn", hint="Try network.rnn=null")
 
     def batch_rows(self, num_envs: int) -> int:
         """Return demonstrated steps per optimiser step, or acting envs if more."""

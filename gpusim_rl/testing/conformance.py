@@ -279,7 +279,7 @@ class TaskConformance:
         env = self.started_env(name, episode_length=SHORT)
         for action in random_actions(env, SHORT + 1):
             env.step(action)
-            before = cloned(env.state_dict())
+            before = copied(env.state_dict())
             first, end = env._observe(), env.task.terminated().clone()
             assert differences(first, env._observe()) == []
             assert torch.equal(end, env.task.terminated())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +100,12 @@ class Player:
         player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
         player.run_dir, player._progress, player.spec = run.path, state["env"], spec
         if act == "trained":
-            player._take(state, file, written_ns)
+            player._take(written_ns, state, file)
         with must_fit(file, f"task {player.name}"):
             player.restart()
         return player
 
-    def _take(self, state: Mapping[str, Any], file: Path, written_ns: int) -> None:
+    def _take(self, written_ns: int, state: Mapping[str, Any], file: Path) -> None:
         with must_fit(file, f"task {self.name}"):
             env = self.observed
             check_spaces(state, env)
@@ -118,16 +119,15 @@ class Player:
 
     def follow(self) -> bool:
         """Load a newer checkpoint of the same file; return whether there was one."""
-        file = self.checkpoint
-        if file is None or not file.is_file() or file.stat().st_mtime_ns == self._written_ns:  # the run may be moved
-            return False
-        self.take(file)
-        return True
+        with suppress(OSError):  # the run may be moved
+            if (file := self.checkpoint) is not None and file.stat().st_mtime_ns != self._written_ns:
+                self.take(file)
+                return True
+        return False
 
     def take(self, file: Path) -> None:
         """Load another checkpoint of the run; on a damaged or unsuitable file, keep the old and raise ConfigError."""
-        written_ns = file.stat().st_mtime_ns  # taken first, so that a newer file is noticed
-        self._take(check_training(load(file), file, NEEDED), file, written_ns)
+        self._take(file.stat().st_mtime_ns, check_training(load(file), file, NEEDED), file)  # the time comes first
 
     def restart(self) -> None:
         """Begin new episodes in all envs with the training's progress, such as curriculum levels."""

@@ -108,7 +108,7 @@ class Guard:
             problem = self.problem((host.removeprefix("::ffff:"), port), hosts, origins, received.path)
             if problem:
                 return connection.respond(http.HTTPStatus.FORBIDDEN, f"This page is refused: {problem}.\n")
-            if len(connection.server.handlers) > CLIENTS:
+            if len(connection.server.connections) >= CLIENTS:  # open ones; handlers include handshakes
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many open pages.\n")
             response = inner(connection, received)
             if response is not None:

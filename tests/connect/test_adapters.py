@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.connect import RlGamesEnv, RslRlEnv, Sb3Env, SkrlEnv
+from gpusim_rl import connect
 from gpusim_rl.env import VecEnv
 from helpers.reference_env import NUM_ENVS, ReferenceEnv, count_syncs, make
 
-ADAPTERS = {"rsl_rl": RslRlEnv, "skrl": SkrlEnv, "rl_games": RlGamesEnv, "sb3": Sb3Env}
+ADAPTERS = {"rsl_rl": "RslRlEnv", "skrl": "SkrlEnv", "rl_games": "RlGamesEnv", "sb3": "Sb3Env"}
 each = pytest.mark.parametrize("library", ADAPTERS)
 
 
 def adapter(library: str, env: VecEnv) -> Any:
-    return ADAPTERS[library](env, **({"reward_scale": 0.5} if library in ("rsl_rl", "sb3") else {}))
+    return getattr(connect, ADAPTERS[library])(env, **({"reward_scale": 0.5} if library in ("rsl_rl", "sb3") else {}))
 
 
 def stepped(library: str, env: Any, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

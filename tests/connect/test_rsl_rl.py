@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import torch
-from rsl_rl.env import VecEnv as RslRlVecEnv
-from rsl_rl.runners import OnPolicyRunner
-from rsl_rl.utils import check_nan, resolve_obs_groups
 
-from gpusim_rl.connect import RslRlEnv
+from gpusim_rl import connect
 from helpers.reference_env import NUM_ENVS, make
 
 MODEL = {"class_name": "MLPModel", "hidden_dims": [16]}
@@ -22,7 +19,10 @@ SETTINGS = {
 
 
 def test_adapter_implements_rsl_rl_interface():
-    env = RslRlEnv(make(critic=True))
+    from rsl_rl.env import VecEnv as RslRlVecEnv
+    from rsl_rl.utils import check_nan, resolve_obs_groups
+
+    env = connect.RslRlEnv(make(critic=True))
     assert isinstance(env, RslRlVecEnv)
     for name in RslRlVecEnv.__annotations__:
         assert hasattr(env, name), name
@@ -38,8 +38,10 @@ def test_adapter_implements_rsl_rl_interface():
 
 
 def test_time_out_bootstraps_value_before_step():
+    from rsl_rl.runners import OnPolicyRunner
+
     inner = make(max_force=1e-3, reset_distance=100.0)  # no pole falls before the time limit
-    runner = OnPolicyRunner(RslRlEnv(inner), {**SETTINGS}, device="cpu")
+    runner = OnPolicyRunner(connect.RslRlEnv(inner), {**SETTINGS}, device="cpu")
     env, algorithm, timed_out = runner.env, runner.alg, 0
     obs = env.get_observations()
     with torch.inference_mode():
@@ -56,9 +58,11 @@ def test_time_out_bootstraps_value_before_step():
 
 
 def test_runner_can_stagger_episodes(tmp_path, capsys):
+    from rsl_rl.runners import OnPolicyRunner
+
     # weak actions on a long rail: no pole falls in 8 steps
     inner = make(episode_length=1000, max_force=1e-3, reset_distance=100.0)
-    env = RslRlEnv(inner)
+    env = connect.RslRlEnv(inner)
     assigned = []
     original = torch.randint_like
     try:

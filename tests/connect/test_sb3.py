@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from stable_baselines3 import PPO
-from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecCheckNan, VecMonitor, VecNormalize
-from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
 
 import gpusim_rl
-from gpusim_rl.connect import Sb3Env
+from gpusim_rl import connect
 from helpers.reference_env import NUM_ENVS, ReferenceEnv, make
 
 
@@ -21,7 +17,10 @@ def no_logs_in_tmp(monkeypatch, tmp_path):
 
 
 def test_adapter_implements_sb3_interface():
-    env = Sb3Env(make(critic=True, clip_actions=0.5))
+    from stable_baselines3.common.vec_env import VecEnv as Sb3VecEnv
+    from stable_baselines3.common.vec_env import VecMonitor
+
+    env = connect.Sb3Env(make(critic=True, clip_actions=0.5))
     assert isinstance(env, Sb3VecEnv) and env.num_envs == NUM_ENVS
     assert env.observation_space.shape == (4,) and env.action_space.high.tolist() == [0.5]
     obs = env.reset()
@@ -38,7 +37,7 @@ def test_adapter_implements_sb3_interface():
 
 
 def test_info_at_episode_end_has_return_and_length():
-    reference, env = ReferenceEnv(), Sb3Env(make(), reward_scale=0.5)
+    reference, env = ReferenceEnv(), connect.Sb3Env(make(), reward_scale=0.5)
     returns, lengths = torch.zeros(NUM_ENVS), torch.zeros(NUM_ENVS)
     for _ in range(40):
         action = reference.action()
@@ -55,7 +54,7 @@ def test_info_at_episode_end_has_return_and_length():
 
 
 def test_diverged_env_ends_with_previous_observation():
-    env = Sb3Env(make(speed_at=3))
+    env = connect.Sb3Env(make(speed_at=3))
     for _ in range(3):
         before = env._last.numpy()
         *_, infos = env.step(np.zeros((NUM_ENVS, 1)))
@@ -63,7 +62,7 @@ def test_diverged_env_ends_with_previous_observation():
 
 
 def test_returns_cover_whole_episodes():
-    env = Sb3Env(make(randomize_episode_start=True, max_force=1e-3, reset_distance=100.0))
+    env = connect.Sb3Env(make(randomize_episode_start=True, max_force=1e-3, reset_distance=100.0))
     infos = [info for _ in range(24) for info in env.step(np.zeros((NUM_ENVS, 1)))[3] if info]
     lengths = [info["episode"]["l"] for info in infos if "episode" in info]
     assert set(lengths) == {12} and NUM_ENVS <= len(lengths) < 2 * NUM_ENVS <= len(infos)
@@ -71,7 +70,7 @@ def test_returns_cover_whole_episodes():
 
 def test_seed_fixes_all_random_numbers():
     noise = {"observations": {"pole_vel": {"noise": 0.5}}}
-    env = Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=NUM_ENVS, device="cpu", seed=3, task=noise))
+    env = connect.Sb3Env(gpusim_rl.make_env("Cartpole", num_envs=NUM_ENVS, device="cpu", seed=3, task=noise))
     env.seed(7)
     first = env.reset()
     assert not np.array_equal(env.reset(), first)
@@ -81,7 +80,11 @@ def test_seed_fixes_all_random_numbers():
 
 
 def test_adapter_works_with_sb3_wrappers_and_evaluation():
-    env = VecNormalize(VecCheckNan(VecMonitor(Sb3Env(make())), raise_exception=True), norm_reward=False)
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.vec_env import VecCheckNan, VecMonitor, VecNormalize
+
+    env = VecNormalize(VecCheckNan(VecMonitor(connect.Sb3Env(make())), raise_exception=True), norm_reward=False)
     model = PPO("MlpPolicy", env, n_steps=8, batch_size=32, n_epochs=1, device="cpu", seed=1)
     model.learn(8 * NUM_ENVS)
     env.training = False
@@ -90,13 +93,15 @@ def test_adapter_works_with_sb3_wrappers_and_evaluation():
 
 
 def test_truncated_episode_bootstraps_final_observation():
+    from stable_baselines3 import PPO
+
     # only the time limit ends episodes; actions hardly matter
     reference = ReferenceEnv(max_force=1e-3, reset_distance=100.0)
     reference.env.reset()  # SB3 starts with a reset
     for _ in range(12):
         last = reference.step(torch.zeros(NUM_ENVS, 1))
     assert last.truncated.all()
-    env = Sb3Env(make(max_force=1e-3, reset_distance=100.0))
+    env = connect.Sb3Env(make(max_force=1e-3, reset_distance=100.0))
     model = PPO("MlpPolicy", env, n_steps=12, batch_size=96, n_epochs=1, learning_rate=0.0, device="cpu", gamma=0.9)
     model.learn(12 * NUM_ENVS)
     value = model.policy.predict_values(last.final_obs["policy"])[:, 0].detach()

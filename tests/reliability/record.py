@@ -23,19 +23,8 @@ HERE = Path.cwd()  # tests may change the working directory
 
 
 def record(fault: str, how: str, n: int, outcome: str, lost: str) -> None:
-    """Write a row to the file named by GPUSIM_RL_RELIABILITY, replacing the row with the same fault.
-
-    No-op without the variable. The document is updated together with its data file.
-
-    Args:
-        fault: Injected fault; the key of the row.
-        how: Method of injection.
-        n: Number of injections.
-        outcome: Observed outcome.
-        lost: Lost work or data.
-    """
-    name = os.environ.get(VARIABLE)
-    if not name:
+    """Write a row of `n` injections to the file named by GPUSIM_RL_RELIABILITY, if set, in place of its fault's row."""
+    if not (name := os.environ.get(VARIABLE)):
         return
     from gpusim_rl.files.provenance import describe_environment, git_state
 

@@ -9,9 +9,9 @@ import pytest
 
 from gpusim_rl.api import load_spec
 from gpusim_rl.env import TaskConfig
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, TaskError, UserError
 from gpusim_rl.files import paths
-from gpusim_rl.settings import checks, schema
+from gpusim_rl.settings import checks, discover, schema
 from gpusim_rl.settings import compose as composing
 from helpers.raised import raises
 
@@ -107,3 +107,31 @@ def test_relations_between_fields_are_validated():
     ]:
         with raises(ConfigError, key=key, got=got):
             run_of(override)
+
+
+@pytest.mark.parametrize(
+    ("error", "key"),
+    [
+        (ConfigError("whole", key="task.a"), "task.a"),
+        (UserError(key="b", expected="1", got=2), "task.own.b"),
+        (UserError("bad"), "task.own"),
+        (TaskError("bad", key="Scene.add('robot')"), "task.own"),
+        (ValueError("bad"), "task.own"),
+    ],
+)
+def test_errors_of_user_settings_get_their_section(error, key):
+    @dataclasses.dataclass
+    class Own:
+        def __post_init__(self):
+            raise error
+
+    with raises(ConfigError, key=key):
+        checks.build(Own, {}, "task.own")
+
+
+def test_unreadable_folder_on_the_path_has_no_tasks(monkeypatch):
+    def state(path):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(discover, "_state", state)
+    assert discover.plugin_cfg_dirs() == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import random
 import sys
 from pathlib import Path
@@ -19,9 +19,7 @@ from gpusim_rl.sim import Scene
 from helpers.raised import raises
 from helpers.scenes import ANT, ARM, BALL, advance, ant_scene, arm_scene, everywhere, make, only, scene_with
 
-pytest.importorskip("newton")
-check = importlib.import_module("gpusim_rl.sim.newton_check")
-newton_model = importlib.import_module("gpusim_rl.sim.newton_model")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("newton") is None, reason="pip install newton")
 
 # A free body with a hinge, whose centre of mass is not its origin.
 LOPSIDED = """
@@ -59,6 +57,7 @@ def both(
 
 
 def test_newton_model_equals_mujocos():
+
     scene = ant_scene()
     scene.add("cartpole", CARTPOLE, pos=(0.0, 5.0, 0.0))
     scene.add("arm", mujoco.MjSpec.from_string(ARM), pos=(0.0, 10.0, 0.0))
@@ -354,6 +353,8 @@ class Changed:
 
 def test_dropped_tendon_is_reported(monkeypatch):
     """Newton's solver drops tendons that it cannot resolve, with a warning that is easily missed."""
+    from gpusim_rl.sim import newton_model
+
     scene = scene_with(200, leg=LEG.format(couple="", turn="", equality=""))
     monkeypatch.delattr(newton_model._Solver, "_init_tendons")
     with pytest.raises(ConfigError, match="tendon 'leg/turn'"):
@@ -361,6 +362,8 @@ def test_dropped_tendon_is_reported(monkeypatch):
 
 
 def test_import_check_compares_every_count():
+    from gpusim_rl.sim.newton_check import check_import
+
     scene = ant_scene()
     solver = make("newton", scene, 1)._solver
     solved = solver.mj_model
@@ -370,7 +373,7 @@ def test_import_check_compares_every_count():
     for name in counts:
         solver.mj_model = Changed(solved, **{name: getattr(solved, name) + 1})
         try:
-            check.check_import(scene, solver, 1)
+            check_import(scene, solver, 1)
             passed.append(name)
         except ConfigError as error:
             assert name in str(error)
@@ -487,6 +490,8 @@ def test_contact_rules_match_mujoco(kind):
 
 
 def test_missing_contact_pair_is_rejected_by_geom_names():
+    from gpusim_rl.sim.newton_check import check_import
+
     scene = ant_scene()
     solver = make("newton", scene, 1)._solver
     pairs = solver.mjw_model.nxn_geom_pair_filtered.numpy()
@@ -494,7 +499,7 @@ def test_missing_contact_pair_is_rejected_by_geom_names():
     fewer = SimpleNamespace(numpy=lambda: np.delete(pairs, 3, axis=0))
     solver.mjw_model = Changed(solver.mjw_model, nxn_geom_pair_filtered=fewer)
     with pytest.raises(ConfigError) as error:
-        check.check_import(scene, solver, 1)
+        check_import(scene, solver, 1)
     assert repr(first) in str(error.value) and repr(second) in str(error.value)
 
 
@@ -607,10 +612,12 @@ MACHINE = """
 
 
 def test_import_check_compares_every_solver_array():
+    from gpusim_rl.sim.newton_check import check_import
+
     scene = scene_with(500, machine=MACHINE)
     solver = make("newton", scene, 1)._solver
     ours, solved = scene.model, solver.mjw_model
-    check.check_import(scene, solver, 1)
+    check_import(scene, solver, 1)
     kinds = ["body", "jnt", "dof", "qpos", "geom", "site", "tendon", "wrap", "eq", "pair", "exclude", "actuator"]
     passed = set()
     for name in dir(ours):
@@ -620,7 +627,7 @@ def test_import_check_compares_every_solver_array():
         values = array.numpy() + 1
         solver.mjw_model = Changed(solved, **{name: SimpleNamespace(numpy=lambda values=values: values)})
         try:
-            check.check_import(scene, solver, 1)
+            check_import(scene, solver, 1)
             passed.add(name)
         except ConfigError as error:
             assert name in str(error)

@@ -94,8 +94,7 @@ def test_step_equals_gymnasium(name):
 
 
 def states_and_actions(gym: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw states, a quarter each: from random episodes without end, the same with random velocities, random poses, and
-    standing with one value around the limit at which Hopper (100 m/s) or Walker2d (2 m) is no longer healthy.
+    """Draw states, a quarter each: of endless episodes, with random velocities, poses, or one value at a limit.
 
     Every x is near 0 because speed is a difference of float32 positions.
     """

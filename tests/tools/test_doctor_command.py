@@ -60,7 +60,7 @@ def test_doctor_diagnoses_without_importing_torch(tool):
         (["scaling", "task=Ant", "num_env=3"], "Did you mean 'num_envs'?"),
         (["scaling", "task=Ant", "--num-processes", "0,2"], "--num-processes: expected at least 1, got 0"),
         (["scaling", "task=Ant", "--num-actors", "1,x"], "--num-actors: invalid"),
-        (["scaling", "task=Ant", "--device", "gpu"], "--device: expected cpu, cuda, got gpu"),
+        (["scaling", "task=Ant", "--device", "gpu"], "device: expected auto, cpu, cuda"),
         (["scaling", "task=Ant", "--num-processes", "1", "--num-actors", "2"], "not both"),
         (["scaling", "task=Ant", "--num-processes", "1,2", "--num-envs", "64,8"], "--num-envs: expected one value"),
         (["scaling", "task=Ant", "num_envs=3"], "num_envs: scaling sets it"),

@@ -369,6 +369,7 @@ def test_parity_failure_leaves_no_files(ant, monkeypatch):
 
 def test_inaccurate_int8_file_is_skipped(ant, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files.parity, "INT8_LARGEST", 0.0)
+    monkeypatch.setattr(files, "write_onnx", lambda model, size, file: shutil.copy(ant[0] / "policy.onnx", file))
     folder, card = files.write_all(str(ant[0].parent), tmp_path / "coarse")
     assert "int8" not in card["files"] and not (folder / files.INT8).exists()
     assert card["parity"]["files"]["int8"]["refused"] and "skipping policy.int8.onnx" in capsys.readouterr().err
@@ -448,7 +449,7 @@ EXACT["joint_vel"] = {"noise": None, "history": 3}
 ON_ROBOT = {
     "Cartpole": {},
     "Anymal": {"observations": {"joint_vel": {"history": 3}}},
-    "Go1Velocity": {"observations": EXACT, "pushes": False, "encoder_bias": 0.0},
+    "Go2Velocity": {"observations": EXACT, "pushes": False, "encoder_bias": 0.0, "clip_observations": 3.0},
 }
 
 
@@ -493,10 +494,9 @@ def test_deployed_policy_in_plain_mujoco_equals_the_task(exported_run, deploy, t
     assert steps >= 5
 
 
-def test_vendor_joint_order_gives_the_same_motion(tmp_path, deploy):
+def test_vendor_joint_order_gives_the_same_motion(exported_run, tmp_path, deploy):
     """Go2's model lists the left leg first, Unitree's SDK the right one; the motion is the same."""
-    settings = {**ON_ROBOT["Go1Velocity"], "clip_observations": 3.0}
-    folders = [export_run(tmp_path, "Go2Velocity", **settings)]
+    folders = [exported_run("Go2Velocity")]
     folders.append(files.write_all(str(folders[0].parent), tmp_path / "sdk", int8=False, order="unitree")[0])
     policies = [deploy.load_policy(folder) for folder in folders]
     robots = [deploy.Robot(folder, policy.card) for folder, policy in zip(folders, policies, strict=True)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
+import importlib
 import io
 import os
 import re
@@ -299,6 +301,17 @@ def test_page_of_another_viser_version_is_closed_silently(capfd):
         assert capfd.readouterr() == ("", "")
 
 
+def test_only_open_pages_count_for_the_limit(monkeypatch):
+    client = pytest.importorskip("websockets.sync.client")
+    refused = pytest.importorskip("websockets.exceptions").InvalidStatus
+    monkeypatch.setattr("gpusim_rl.view.web_guard.CLIENTS", 1)
+    with open_viewer("Cartpole") as viewer:
+        address, protocol = ("127.0.0.1", viewer.port), f"viser-v{importlib.import_module('viser').__version__}"
+        connect = functools.partial(client.connect, f"ws://127.0.0.1:{viewer.port}", subprotocols=[protocol])
+        with socket.create_connection(address), connect(), pytest.raises(refused, match="503"):
+            connect()
+
+
 @pytest.mark.parametrize(
     ("host", "header", "own"),
     [
@@ -487,6 +500,8 @@ def test_checkpoint_can_be_switched_and_reloads_when_newer(run):
         checkpoint_file.save(folder / "000077.pt", {**state, "iteration": 78})
         viewer.look_for_checkpoints()
         assert player.iteration == 78 and "78" in viewer._iteration.content
+        (folder / "000077.pt").unlink()
+        assert not player.follow()
         (folder / "last.pt").write_bytes(b"damaged")
         viewer.take("last.pt")
         assert player.iteration == 78 and "last.pt" in viewer._problem.content
