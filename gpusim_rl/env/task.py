@@ -21,7 +21,7 @@ from gpusim_rl.settings.schema import Count, Fraction, Positive, Rule
 from gpusim_rl.sim import Scene, Sim
 
 MOST_SUBSTEPS = 10_000
-"""Maximum physics steps per action. They run in one simulator call, which no signal interrupts."""
+"""Maximum physics steps per action. They run in one simulator call, which signals cannot interrupt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +138,10 @@ class Task(ABC, Generic[Cfg]):
 
         Groups are `policy`, and optionally `critic` for an asymmetric critic: a tensor, or a dict of named terms,
         [num_envs, size] each. VecEnv scales and concatenates terms in order; `cfg.observations` adds noise, delay and
-        history to the policy's. Images are groups of their own, uint8 [num_envs, height, width, channels], and require
+        history to the policy's. Images are separate groups, uint8 [num_envs, height, width, channels], and require
         `critic`: docs/vision.md.
 
-        Called before and after resets of a control step: it must not change any state.
+        Called before and after the resets of a control step: it must not change any state.
         """
 
     @abstractmethod
