@@ -107,7 +107,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
         if missing := [field.name for field in fields(Clip) if field.name not in values]:
-            hint = "mjlab's files have no names: pass the robot. " if set(missing) == set(given) else ""
+            hint = "Clips of mjlab have no names: pass the robot. " if set(missing) == set(given) else ""
             raise ConfigError(f"missing {', '.join(missing)}; found {present}", hint=f"{hint}See {DOCS}")
         for key in given:
             it = values[key]

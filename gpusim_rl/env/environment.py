@@ -45,7 +45,7 @@ class Step:
     diverged: Bool[Tensor, " envs"]
     """The physics diverged, or the action was bad; the reward is 0, and no algorithm may learn from the sample."""
     bad_action: Bool[Tensor, " envs"]
-    """The action, or a control or force that `apply_action` made of it, was NaN or infinite."""
+    """The action, or a control or force that `apply_action` derived from it, was NaN or infinite."""
     done: Bool[Tensor, " envs"]
     """Terminated, truncated or diverged; the env was reset."""
     incomplete: Bool[Tensor, " envs"]

@@ -38,7 +38,7 @@ _KEYS = ("frequency", "observations", "actions", "latency", "sim_params", "actor
 class Property(Draw):
     """Physical property. Each body, joint or shape gets its own draw, relative to the model's value."""
 
-    setup_only: bool = False  # drawn once, when the environment is made, at full strength: no schedule applies
+    setup_only: bool = False  # drawn once, when the environment is built, at full strength: no schedule applies
     interval_s: Positive | None = None  # ours: time between two draws [s]; null = drawn at resets
     names: Names | None = None  # ours: bodies (mass, shapes), joints or tendons to randomise; null = all
     num_buckets: Count | None = None  # ignored: PhysX limits the number of materials, MuJoCo does not

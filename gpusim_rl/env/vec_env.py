@@ -210,7 +210,7 @@ class VecEnv(Environment):
         return bad_action, bad_input
 
     def _after_physics(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
-        """Return the step, with `final_obs` in place of `obs`."""
+        """Return the step; its `obs` is still `final_obs`."""
         task = self.task
         if self.randomizer is not None:
             self.randomizer.after_physics()

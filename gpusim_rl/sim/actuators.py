@@ -1,4 +1,4 @@
-"""Joint drives made of MuJoCo actuators, which act in every physics step on every simulator."""
+"""Joint drives built from MuJoCo actuators; they act in every physics step on every simulator."""
 
 from __future__ import annotations
 

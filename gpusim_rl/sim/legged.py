@@ -135,7 +135,7 @@ class _Reader:
         imus = [i for i in range(model.nsite) if "imu" in self.name("site", i).lower()]
         imus.sort(key=lambda i: model.site_bodyid[i])  # the root's before the torso's
         if not imus:
-            self.notes.append("the file has no IMU site: one is placed at the root's origin; correct it in `sites`")
+            self.notes.append("the file has no IMU site: placed one at the root's origin; adjust it in `sites`")
         upper = [i for i in self.bodies if TORSO.search(self.name("body", i))]
         return LeggedRobot(
             root=self.name("body", self.root),

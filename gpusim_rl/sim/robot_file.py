@@ -145,7 +145,7 @@ def hide_collision_shapes(model: mujoco.MjModel) -> None:
 
 
 def attach(scene: mujoco.MjSpec, spec: mujoco.MjSpec, name: str, frame: mujoco.MjsFrame, source: object) -> None:
-    """Attach a robot to a scene's spec; TaskError or ValueError for references to missing names: MuJoCo drops them."""
+    """Attach a robot to a scene's spec; TaskError or ValueError for references to missing names, which MuJoCo drops."""
     kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
     expected = {kind: len(getattr(scene, kind)) + len(getattr(spec, kind)) for kind in kinds}
     scene.attach(spec, prefix=f"{name}/", frame=frame)

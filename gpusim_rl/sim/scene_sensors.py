@@ -11,7 +11,7 @@ from gpusim_rl.errors import TaskError, available, did_you_mean
 # Kinds that MuJoCo attaches to a site, and kinds that it attaches to the body rather than to the body's frame.
 _SITE_AXES = ("gyro", "accelerometer", "velocimeter", "magnetometer", "force", "torque", "rangefinder")
 _SUBTREE = ("subtreecom", "subtreelinvel", "subtreeangmom")
-# MuJoCo's contact sensor: bits of its data specification, and its reductions (net force, largest force).
+# MuJoCo's contact sensor: bits of its data specification, and its reductions (net force, maximum force).
 _FOUND_AND_FORCE, _REDUCTION = 1 << 0 | 1 << 1, {"ground": 3, "self": 2}
 _OF = {
     "site": mujoco.mjtObj.mjOBJ_SITE,

@@ -25,7 +25,7 @@ MOST_POINTS = 50_000_000  # heights of a terrain; computing this many takes seve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerrainConfig:
-    """Grid of square patches: a row along y per level, a column along x per variation of a kind."""
+    """Grid of square patches: one row along y per level, one column along x per variation of a kind."""
 
     seed: Natural  # of the random patches
     levels: Count  # from easy to hard

@@ -215,7 +215,7 @@ class WarpGraphs:
             finally:
                 # Keeps Warp from unloading the kernels of torch's graph.
                 self._in_torch_graphs.append(wp.capture_end(stream=stream))
-            # A Warp loop interrupts and resumes the capture; torch's memory and random numbers need its id.
+            # A Warp loop interrupts and resumes the capture; torch's memory and RNG depend on the capture id.
             if _capture_id(stream) != before:
                 raise RuntimeError("a Warp loop changed the id of torch's graph capture")
 

@@ -338,12 +338,12 @@ def test_two_control_actuator_shifts_later_indices():
         ({"joints": ["elbow", "left*"]}, "", "'left_finger' already"),
         ({"kind": "positon"}, ": kind", "mean 'position'"),
         ({"stiffness": None}, "", "needs stiffness"),
-        ({"kind": "torque"}, "", "no stiffness"),
+        ({"kind": "torque"}, "", "not support stiffness"),
         ({"kind": "dc_motor", "velocity_limit": 3.0}, "", "Try kind='position'"),
         ({"kind": "dc_motor", "stiffness": None}, "", "needs velocity_limit"),
         ({"stiffness": -1.0}, ": stiffness of joint 'elbow'", "got -1.0"),
         ({"damping": math.nan}, ": damping of joint 'elbow'", "got nan"),
-        ({"effort_limit": 0.0}, ": effort_limit of joint 'elbow'", "positive"),
+        ({"effort_limit": 0.0}, ": effort_limit of joint 'elbow'", "a positive"),
         ({"delay": 0.02, "max_delay": 0.01}, ": joint 'elbow'", "max_delay 0.01 s"),
         ({"stiffness": {"elbw": 3.0}}, "", "mean 'elbow'"),
         ({"stiffness": {"*": 3.0, "elbow": 4.0}}, ": stiffness", "both '*' and 'elbow'"),
@@ -369,7 +369,7 @@ def test_velocity_limit_without_effort_limit_is_rejected(disc):
 
 def test_delay_of_a_drive_without_one_is_rejected(disc):
     sim, _ = driven("mujoco", disc, kind="torque")
-    with raises(TaskError, hint="Try scene.add_actuators(max_delay=)"):
+    with raises(TaskError, hint="Try scene.add_actuators(..., max_delay=...)"):
         write(sim, "delay", 0.0, 0.0, 0.0)
     with raises(TaskError, key="sim.param('actuator_delay', 'disc')", problem="'spin' has no delay"):
         sim.param("actuator_delay", "disc", ["spin"])
