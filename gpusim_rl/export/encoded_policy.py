@@ -1,4 +1,4 @@
-"""Image policy: a frozen encoder in front of a policy of features."""
+"""Image policy: a frozen encoder in front of a policy on features."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from gpusim_rl.view.player import Player
 
 CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx", "policy.ts"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
-OPTIONAL = INT8, NUMPY, "scene.mjb"  # not in every export; scene.mjb by older versions
-NUM_ENVS = 16  # envs that measure controls
+OPTIONAL = INT8, NUMPY, "scene.mjb"  # not in every export; scene.mjb is from older versions
+NUM_ENVS = 16  # envs in which controls are measured
 SEED = 0
 
 

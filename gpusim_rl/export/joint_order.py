@@ -45,10 +45,10 @@ class JointOrder:
 
 
 def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> JointOrder:
-    """Return a vendor's order for a task's policy; raise ConfigError if joints, actions or observations don't fit."""
+    """Return a vendor's order for a task's policy; raise ConfigError if joints, actions or observations do not fit."""
     key, hint = f"--order {vendor}", "Leave it out"
     if not isinstance(env, VecEnv):
-        raise ConfigError("unknown joints: these are envs of another library", key=key, hint=hint)
+        raise ConfigError("envs of another library have unknown joints", key=key, hint=hint)
     model, sources = env.sim.scene.model, env.task.sources
     joints = [j for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
     names = [model.joint(j).name.rpartition("/")[2].removesuffix("_joint") for j in joints]
@@ -64,7 +64,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
         raise ConfigError(f"the task does not declare the `sources` of {unknown}", key=key)
     columns = () if control is None else control.source
     if control is None or sorted(driven) != joints or sorted(columns) != [*range(len(joints))]:
-        raise ConfigError("the task's actions are not one per joint", key=key, hint=hint)
+        raise ConfigError("the task does not have one action per joint", key=key, hint=hint)
     order = [names.index(name) for name in known]
     actuators = [driven.index(joints[i]) for i in order]
     actions = [columns[a] for a in actuators]

@@ -169,4 +169,4 @@ def _one_line(form: str) -> Iterator[None]:
     except Exception as error:  # the exporters have no common error class
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         reason = describe(cause).partition("\n")[0]
-        raise ConfigError(f"{form} cannot hold this policy: {reason}") from error
+        raise ConfigError(f"{form} cannot represent this policy: {reason}") from error
