@@ -87,12 +87,12 @@ class Clip:
 
 
 def load(path: Path) -> Clip:
-    """Read a clip in our or Isaac Lab's format; raise ConfigError if invalid. Without names: `robot_clip.load_for`."""
+    """Read a clip (ours or Isaac Lab's); raise ConfigError if invalid. Files without names: `robot_clip.load_for`."""
     return read(path, None, None)[0]
 
 
 def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str] | None) -> tuple[Clip, bool]:
-    """Read a clip, with names for files without them (mjlab's); also return whether it has Isaac Lab's format."""
+    """Read a clip, adding names to files without them (mjlab's); also return whether the format is Isaac Lab's."""
     if not os.path.isfile(path):  # False if the name is too long
         raise ConfigError(
             "no such file", key=str(path), expected="a motion clip, .npz", hint="Try gpusim-rl clip record"

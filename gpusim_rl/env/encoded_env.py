@@ -34,7 +34,7 @@ class FrozenEncoder(Protocol):
 class EncodedEnv(Environment):
     """Wrapper that gives the policy features instead of images, so that training stores no images.
 
-    The group `policy` has its numbers, then the features of the newest frames, oldest first, 0 before the episode.
+    The group `policy` has its numbers, then the features of the newest frames, oldest first, zeros before it.
     Each frame is encoded once. Tasks do not render an episode's last observation; it repeats earlier frames.
 
     Args:
@@ -69,7 +69,7 @@ class EncodedEnv(Environment):
         self.encoder: FrozenEncoder | None = None
 
     def reset(self) -> Observation:
-        """Begin an episode in every env; the first call builds the encoder; raise ConfigError if it does not fit."""
+        """Begin an episode in every env; build the encoder on the first call, ConfigError if it does not fit."""
         obs = self.env.reset()
         if self.encoder is None:
             self.encoder = self._make_encoder(self.env.images)

@@ -72,7 +72,7 @@ def scale(
 
 
 def quat_angle(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
-    """Return the angle between two orientations, in [0, pi] [rad]; accurate near 0 too."""
+    """Return the angle between two orientations, in [0, pi] [rad]; also accurate near 0."""
     between = quat_difference(a, b)
     # q and -q are the same rotation; abs() takes the smaller of their two angles
     return 2.0 * torch.atan2(torch.linalg.vector_norm(between[..., 1:], dim=-1), between[..., 0].abs())

@@ -74,7 +74,7 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
                 terms += [(first + row, first + source, factor) for row, source, factor in frame.terms]
                 terms += kinds.omega_terms(part.name, first, columns)
         if not signs:
-            raise TaskError("no named terms, so no mirror image", key=f"{env.name}.observe()[{group!r}]")
+            raise TaskError("a mirror image requires named terms", key=f"{env.name}.observe()[{group!r}]")
         maps[group] = SignedPermutation(index, signs, terms)
     for group in env.images:
         if task.mirrors.get(group) != IMAGE:

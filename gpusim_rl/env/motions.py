@@ -160,7 +160,7 @@ class Playhead(Stateful):
         return weights / weights.sum()
 
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
-        """Choose start frames by numbers in [0, 1); masked envs then track the following frames."""
+        """Choose start frames from uniform numbers in [0, 1); masked envs then track the following frames."""
         ends = self.chances().cumsum(0)
         chosen = torch.bucketize(unit[:, 0] * ends[-1], ends, right=True).clamp_(max=len(ends) - 1)
         sizes = self._sizes.index_select(0, chosen)

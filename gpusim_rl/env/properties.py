@@ -243,7 +243,7 @@ def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
     """Return the delay of actuators [s], from 0 to their `max_delay`."""
     late = [drive.name for drive in actor.drives(elements) if actor.model.actuator_history[drive.index, 0]]
     if not late:
-        raise TaskError(f"{actor.name!r} has no delays there", hint="Try scene.add_actuators(..., max_delay=...)")
+        raise TaskError(f"{actor.name!r} has no delayed actuators", hint="Try scene.add_actuators(..., max_delay=...)")
     return [_column(actor.param("actuator_delay", late), low=0.0)]
 
 

@@ -70,7 +70,7 @@ class RootPushes(PushTimer):
         self._range = torch.tensor(bounds, device=device).T.contiguous()
 
     def advance(self, unit: Float[Tensor, "envs 7"]) -> None:
-        """Count a control step, and push the envs that are due; `unit`: numbers in [0, 1)."""
+        """Count a control step, and push the envs that are due; `unit`: uniform numbers in [0, 1)."""
         low, high = self._range
         lin_vel, ang_vel, interval = torch.lerp(low, high, unit).split([3, 3, 1], dim=1)
         robot, due = self._robot, self.due(self._dt, interval[:, 0])

@@ -19,7 +19,7 @@ Pattern = tuple[Float[Tensor, "rays 3"], Float[Tensor, "rays 3"]]
 
 
 def grid(length: float, width: float, spacing: float, *, above: float = 10.0) -> Pattern:
-    """Return a height scan: rays down from `above` the frame, `spacing` apart over `length` x `width` [m]."""
+    """Return a height scan: rays pointing down from `above` the frame, `spacing` apart over `length` x `width` [m]."""
     if not min(length, width) >= 0.0 < spacing:
         raise TaskError(key="grid()", expected="length, width >= 0 and spacing > 0", got=(length, width, spacing))
     counts = [1 + round(size / spacing) for size in (length, width)]

@@ -17,10 +17,10 @@ from gpusim_rl.sim import Sim
 
 
 class ReachedStates:
-    """Ring buffer of reached states, used as starts that exploration rarely reaches on its own.
+    """Ring buffer of reached states, used as starts that exploration alone rarely reaches.
 
-    Salimans and Chen 2018 (arXiv 1812.03381) start from a demonstration, Florensa et al. 2017 (arXiv 1707.05300) where
-    the goal is sometimes reached. A state comprises all articulations and the task's per-env tensors. A capacity below
+    Cf. Salimans and Chen 2018 (arXiv 1812.03381: from a demonstration), Florensa et al. 2017 (arXiv 1707.05300: where
+    the goal is sometimes reached). A state comprises all articulations and the task's per-env tensors. A capacity below
     `num_envs` raises ConfigError.
     """
 
@@ -90,7 +90,7 @@ class ReachedStates:
         return {"tensors": {**tensors, "total": self.total.clone()}, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; drop states of another capacity or task with a warning."""
+        """Restore `state_dict`; drop states with a different capacity or task, with a warning."""
         self._random.load_state_dict(state["random"])
         tensors, rings = dict(state["tensors"]), self._rings()
         self.total.copy_(tensors.pop("total"))

@@ -126,7 +126,7 @@ def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fp
 
 
 def robot_of(clip: Clip) -> Path | None:
-    """Return the file of the largest shipped robot whose joints the clip has, if any."""
+    """Return the file of the largest shipped robot whose joints are all in the clip, if any."""
     matches: dict[Path, int] = {}
     for file in sorted(assets_dir().rglob("*.xml")):
         joints = set(re.findall(r"<joint[^>]*?\bname=\"([^\"]+)\"", file.read_text(encoding="utf-8")))

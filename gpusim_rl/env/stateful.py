@@ -62,7 +62,7 @@ class SeededDraws:
         return {self._key: self._settings, **saved_state(self, self._random)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict` in place, or draw again if its settings differ."""
+        """Restore `state_dict` in place, or redraw if its settings differ."""
         if state[self._key] == self._settings:
             restore_state(self, self._random, state)
         else:

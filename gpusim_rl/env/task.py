@@ -53,7 +53,7 @@ class TaskConfig:
         if physics / control > MOST_SUBSTEPS:
             expected, hint = f"at most {MOST_SUBSTEPS} times", f"Try control_hz={physics / MOST_SUBSTEPS:g}"
         elif abs(self.decimation * control - physics) > 1e-6 * physics or self.decimation < 1:
-            expected, hint = "a whole multiple of", f"Try physics_hz={max(1, self.decimation) * control:g}"
+            expected, hint = "an integer multiple of", f"Try physics_hz={max(1, self.decimation) * control:g}"
         if expected:
             expected += f" task.control_hz={control:g}"
             raise ConfigError(key="task.physics_hz", expected=expected, got=physics, hint=hint)
@@ -164,7 +164,7 @@ class Task(ABC, Generic[Cfg]):
         """
 
     def worth_keeping(self) -> Bool[Tensor, " envs"]:
-        """Return the envs whose state may start another episode (`cfg.reset_from`), bool [num_envs]; default all."""
+        """Return the envs whose state can start another episode (`cfg.reset_from`), bool [num_envs]; default all."""
         return torch.ones_like(self.progress, dtype=torch.bool)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:

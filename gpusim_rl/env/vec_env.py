@@ -133,7 +133,7 @@ class VecEnv(Environment):
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
     def begin_episodes(self, where: Bool[Tensor, " envs"], *, staggered: bool = False) -> Observation:
-        """Begin episodes in the envs of a mask, `staggered` in their time limit; return all observations to act on."""
+        """Begin episodes in the envs of a mask, if `staggered` in mid time limit; return all observations to act on."""
         # The order matters: the scene's default state, the task's random state, the resulting body poses.
         self.sim.reset(where)
         self._write_starts(where)
@@ -146,7 +146,7 @@ class VecEnv(Environment):
         return self.look()
 
     def look(self) -> Observation:
-        """Read the observation to act on again, after a change of what the task observes."""
+        """Read the observation to act on again, after a change in what the task observes."""
         self._obs = self._look()
         return self._obs
 
@@ -267,7 +267,7 @@ class VecEnv(Environment):
         return self._observe()
 
     def compile(self, backend: str = "inductor") -> None:
-        """Compile the step around the physics with torch.compile, after `reset`; warn of code that stays eager."""
+        """Compile the step around the physics with torch.compile, after `reset`; warn about code that stays eager."""
         if not self._stepped:  # one-time setup of a first step must not be compiled; the step is undone
             state, task = self.state_dict(), vars(self.task)
             plain = {name: value for name, value in task.items() if isinstance(value, bool | int | float | str)}
@@ -322,7 +322,7 @@ class VecEnv(Environment):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restore `state_dict` of a run with as many envs and the same simulator; return the observation to act on."""
+        """Restore `state_dict` of a run with equal simulator and number of envs; return the observation to act on."""
         sim_state, randomizer = state["sim"], self.randomizer
         if randomizer is not None and state.get("randomizer", {}).get("params") != randomizer.params:
             sim_state = {**sim_state, "params": {}, "constants": {}}  # drawn with other settings

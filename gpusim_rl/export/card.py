@@ -164,7 +164,7 @@ def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
     """Return one row per control, in order.
 
     Without a torque-speed line the force is `gear * (gain * control - kp * position - kd * velocity)`: a position servo
-    has gain = kp, a motor kp = kd = 0. Other actuator laws have no gains here.
+    has gain = kp, a motor kp = kd = 0. Rows of other actuators have no gains.
     """
     rows = []
     for control, (name, i) in enumerate(control_names(model)):

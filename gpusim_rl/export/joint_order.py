@@ -56,7 +56,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     if sorted(known) != sorted(names):
         unknown, lacking = ([n for n in one if n not in two] for one, two in ((names, known), (known, names)))
         problem = f"{vendor} has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
-        raise ConfigError(problem, key=key, hint=f"{hint} and find joints by name on the card")
+        raise ConfigError(problem, key=key, hint=f"{hint} and look up joints by name on the card")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for _, a in control_names(model)]
     parts = env.obs_parts.get("policy", ())

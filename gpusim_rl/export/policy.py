@@ -84,7 +84,7 @@ class DeployedPolicy:
         """Return the action, and the control of each actuator by its joint: a servo's target [rad or m].
 
         Args:
-            obs: Raw numbers of each part in its unit, without scale and history, and images by group, uint8 [height,
+            obs: Raw values of each part in its unit, without scale and history, and images by group, uint8 [height,
                 width, channels]. The last action is optional. A policy without named parts takes all numbers in order,
                 under the key `policy` if there are also images.
         """

@@ -208,7 +208,7 @@ class Articulation:
         """Return mass matrix and Jacobian of a body, computed from the scene's masses; per-world masses are ignored."""
         (body_id,) = self._find("body", [body])
         if not self._joint_ids:
-            raise TaskError(f"{self.name!r} has no joints, so no dynamics")
+            raise TaskError(f"{self.name!r} has no joints: dynamics() requires at least one")
         return Dynamics(self._sim, self._joint_ids, self._body_ids, body_id)
 
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:

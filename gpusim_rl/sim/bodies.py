@@ -53,7 +53,7 @@ class MujocoTensors(Protocol):
 
 
 class Bodies:
-    """Bodies of an articulation; frames are those of the file. Up to date whenever read."""
+    """Bodies of an articulation, in the file's body frames; up to date whenever read."""
 
     def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
         self._sim = sim
@@ -116,7 +116,7 @@ def mocap_start(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Mocap:
-    """Body that the task places; it drags bodies welded or connected to it. A reset restores the file's pose.
+    """Mocap body: the task places it, and it drags bodies welded or connected to it. A reset restores the file's pose.
 
     Attributes:
         default_pos: Position in the file [m], shape [3].

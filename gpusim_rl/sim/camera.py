@@ -133,5 +133,5 @@ class CameraImages:
     def _output(self, name: str) -> Tensor:
         if name not in self._tensors:
             outputs = (*self.outputs, name)
-            raise TaskError(f"camera {self.name!r} lacks output {name}", hint=f"Try add_camera(..., outputs={outputs})")
+            raise TaskError(f"camera {self.name!r} has no {name}", hint=f"Try add_camera(..., outputs={outputs})")
         return self._tensors[name]

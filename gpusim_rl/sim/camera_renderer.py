@@ -1,4 +1,4 @@
-"""Renderer for the cameras of all worlds: MuJoCo Warp's ray caster, in one launch on CUDA, on several CPU threads."""
+"""Renderer for the cameras of all worlds: MuJoCo Warp's ray caster, one launch on CUDA, several threads on a CPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Group:
 class CameraRenderer:
     """Renderer with a separate model and data that track the simulator's positions.
 
-    One thread updates the kinematics, 1 % of the time; then each thread draws its share. The first `draw` allocates
+    One thread updates the kinematics (1 % of the time); then each thread draws its share. The first `draw` allocates
     and compiles, outside of graph captures.
     """
 

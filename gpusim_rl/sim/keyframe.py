@@ -41,8 +41,8 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
     """Make a keyframe the reference pose; each joint's `ref` is set so that positions keep their meaning.
 
     The keyframe's velocities and controls are ignored. Equalities of joints and tendons are relative to the reference
-    pose and are rewritten. A ball joint has no `ref`: its rotation becomes relative to the keyframe, or with limits or
-    a spring it keeps its pose. TaskError if the keyframe is missing, has the wrong size, or violates a body equality.
+    pose and are rewritten. Ball joints have no `ref`: their rotation becomes relative to the keyframe; with limits or
+    a spring they keep their pose. TaskError if the keyframe is missing, of the wrong size, or violates a body equality.
     """
     names = [key.name for key in spec.keys]
     if keyframe not in names:

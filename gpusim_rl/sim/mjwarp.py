@@ -31,7 +31,7 @@ _NO_SENSORS = mujoco.mjtDisableBit.mjDSBL_SENSOR.value
 
 
 class MjwarpSim(WarpSim):
-    """MuJoCo Warp on the scene as MuJoCo compiles it; see `WarpSim`."""
+    """MuJoCo Warp simulation of the scene that MuJoCo compiles; see `WarpSim`."""
 
     name = "mjwarp"
 

@@ -169,7 +169,7 @@ def find_elements(
         return [], []
     if kind in _OF_SCENE:
         if articulation is not None:
-            hint = f"Try the names of {kind}s in `elements`"
+            hint = f"Try {kind} names in `elements`"
             raise TaskError(f"a property of the scene, not of {articulation!r}", key=label, hint=hint)
         numbers = range(getattr(model, _OF_SCENE[kind]))
         rows = {getattr(model, kind)(i).name or f"{kind}{i}": [i] for i in numbers}
@@ -206,7 +206,7 @@ def find_elements(
 
 
 def _geoms(scene: Scene, articulation: str, pictures: bool) -> dict[str, list[int]]:
-    """Return colliding (or all) geoms by body name; the ground's under `ground`."""
+    """Return colliding (or all) geoms by body name; ground geoms under `ground`."""
     model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
     rows: dict[str, list[int]] = {}

@@ -61,7 +61,7 @@ def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
     """Raise TaskError for a path that is not a regular file (e.g. a pipe), is too large, or is a Git LFS pointer."""
     if not path.is_file():
         if path.exists():
-            raise TaskError("not a regular file", key=str(path), hint="Try a copy of its content")
+            raise TaskError("not a regular file", key=str(path), hint="Try copying its content to a file")
         return
     size = path.stat().st_size
     if size > limit:
@@ -141,7 +141,7 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
 
 
 def included_files(file: Path) -> set[Path]:
-    """Return a file and its includes, after checking what their elements allocate."""
+    """Return a file and its includes, after checking how much their elements allocate."""
     waiting, seen, meshes, places = [file], set[Path](), set[str](), {""}
     while waiting:
         path = waiting.pop().resolve()
@@ -179,7 +179,7 @@ def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
         for names in per_element or _SIZED.get(tag, ()):
             numbers = [number for name in names for number in _integers(attributes.get(name, ""))[:1]]
             if math.prod(numbers) * (_USERS if per_element else 1) > budgets.ASSET_NUMBERS:
-                raise ValueError(f"<{tag}>: {' x '.join(names)} = {math.prod(numbers)} allocates too many numbers")
+                raise ValueError(f"<{tag}>: {' x '.join(names)} = {math.prod(numbers)} allocates too many values")
 
     walk(read_content(file), start, lambda tag: copies.pop())
     return included

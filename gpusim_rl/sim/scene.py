@@ -118,15 +118,15 @@ class Scene:
         """Add an infinite plane at height 0 and a light.
 
         Args:
-            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of the two geoms'.
-            solimp: Impedance at the surface and at a depth, and that depth [m]; contacts use the mean of the two geoms.
-            margin: Distance at which contacts are detected [m]; contacts use the sum of the two geoms.
+            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the maximum of both geoms.
+            solimp: Impedance at the surface and at a depth, and that depth [m]; contacts use the mean of both geoms.
+            margin: Distance at which contacts are detected [m]; contacts use the sum of both geoms.
         """
         ground.add_plane(self.spec, friction, solimp, margin)
         self.add_light()
 
     def add_terrain(self, terrain: Terrain, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
-        """Add a terrain, which is a height field with a border, shared by all worlds, and a light.
+        """Add a light and a terrain: a height field with a border, shared by all worlds.
 
         Geoms that sink in past their centre stay there, so contacts are as stiff as the time step allows: use feet with
         a radius of 4 cm or more.
@@ -144,7 +144,7 @@ class Scene:
         friction: Sequence[float] = (1.0, 0.005, 0.0001),
         name: str = "ground",
     ) -> None:
-        """Add a height field shared by all worlds, and a light. See `add_terrain` for the size of feet.
+        """Add a height field shared by all worlds, and a light. See `add_terrain` for the minimum size of feet.
 
         Args:
             heights: Heights [m], shape [x, y], or a PNG file (right is +x, top is +y).
@@ -418,7 +418,7 @@ class Scene:
 
         Args:
             name: Name of the camera.
-            body: Body that carries it (`arm/hand`); None is the world.
+            body: Body that carries the camera (`arm/hand`); None = world.
             pos: Position in the body's frame [m].
             quat: Orientation in the body's frame, wxyz: the camera looks along -z; in the image, +y is up and +x is
                 right.

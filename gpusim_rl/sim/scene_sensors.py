@@ -45,7 +45,7 @@ def add_sensor(
     if any(sensor.name == prefix + name for sensor in spec.sensors):
         raise TaskError(f"{articulation!r} already has a sensor {name!r}", key=call)
     if (kind == "contact") != (against in _REDUCTION) or (kind == "contact" and [*of] not in (["body"], ["geom"])):
-        problem = "a contact sensor needs a body or geom and against='ground' or 'self'; other kinds have no `against`"
+        problem = "a contact sensor needs a body or geom and against='ground' or 'self'; other kinds reject `against`"
         raise TaskError(problem, key=call, got={"against": against, **of})
     if len(of) > 1 or not of.keys() <= _OF.keys():
         raise TaskError(key=call, expected=f"one of {', '.join(_OF)}", got=of)

@@ -45,7 +45,7 @@ _SYMMETRIC = np.array([[0, 1, 2], [1, 3, 4], [2, 4, 5]])
 
 
 def is_urdf(file: Path) -> bool:
-    """Return whether a file is URDF, whatever its suffix."""
+    """Return whether a file is URDF, regardless of its suffix."""
     return root_tag(file) == "robot"
 
 
@@ -335,7 +335,7 @@ def _mend_meshes(
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
     """Return the path of a mesh; note if it was found in a different package or folder."""
     if len(name) > _LONGEST:
-        raise TaskError(f"the name of a mesh has {len(name)} characters", expected=f"at most {_LONGEST}")
+        raise TaskError(f"a mesh name has {len(name)} characters", expected=f"at most {_LONGEST}")
     packages, above = {**ROS_PACKAGES, **packages}, [*file.resolve().parents]
     name = _FIND.sub(r"package://\1/", name.strip().replace("\\", "/"))
     scheme = next((scheme for scheme in PACKAGE_SCHEMES if name.startswith(scheme)), "")

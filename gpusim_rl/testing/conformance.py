@@ -60,7 +60,7 @@ class TaskConformance:
         simulators: Simulators on which every task must train.
         touching: Tasks that may start beyond joint limits or in contact.
         constant: Observation terms that may be constant, by task.
-        max_steps: Control steps in which every observed number must change.
+        max_steps: Control steps within which every observed value must change.
     """
 
     config_dir: ClassVar[str | Path | None] = None

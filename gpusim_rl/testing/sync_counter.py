@@ -81,7 +81,7 @@ class SyncCounter(TorchDispatchMode):
             algorithm.update()
         assert syncs.total == 0, syncs.locations
 
-    Work inside one operator (fused Adam) is invisible. `library` is a package whose own lines are reported.
+    Work inside one operator (fused Adam) is invisible. `library`: package whose own lines are reported.
     """
 
     def __init__(self, library: str | None = None) -> None:

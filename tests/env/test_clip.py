@@ -256,7 +256,7 @@ def test_mjlab_file_gets_the_robots_names(trot, go1, g1, tmp_path):
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
     assert "missing joint_names, body_names" in rejection(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", x=np.zeros(3))
-    assert "it has nothing" in rejection(tmp_path / "y.npz", go1)  # names of the robot do not count as the file's
+    assert "found nothing" in rejection(tmp_path / "y.npz", go1)  # names of the robot do not count as the file's
     assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
     assert "joint_pos: expected shape [201, 29]" in rejection(tmp_path / "x.npz", g1)
 
