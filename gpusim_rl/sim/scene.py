@@ -440,7 +440,7 @@ class Scene:
 
     @property
     def steps_compute_sensors(self) -> bool:
-        """Whether physics steps compute sensors; those read only by `Articulation.sensor` are computed when read."""
+        """True if physics steps compute sensors; those read only by `Articulation.sensor` are computed when read."""
         model = self.model
         late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # such sensors store earlier readings
         touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))
