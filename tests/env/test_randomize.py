@@ -702,7 +702,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"actions": draw(0, -1, "additive", "gaussian")}, "range: expected [mean, standard deviation]"),
     ({"actions": draw(0, 1, distribution="loguniform")}, "loguniform, got [0.0, 1.0]"),
     ({"actions": {**TWICE, "range_correlated": [3, 2]}}, "range: expected [low, high], got [3.0, 2.0]"),
-    ({"actions": {**TWICE, "schedule": "linear"}}, "schedule requires schedule_steps"),
+    ({"actions": {**TWICE, "schedule": "linear"}}, "schedule_steps"),
     ({"actions": 3}, "task.randomization_params.actions"),
     ({"latency": {"range": [2, 1]}}, "[min, max], at least 0, got [2, 1]"),
     ({"sim_params": {"gravty": TWICE}}, "Did you mean 'gravity'?"),

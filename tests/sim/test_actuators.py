@@ -343,7 +343,7 @@ def test_two_control_actuator_shifts_later_indices():
         ({"kind": "dc_motor", "stiffness": None}, "", "needs velocity_limit"),
         ({"stiffness": -1.0}, ": stiffness of joint 'elbow'", "got -1.0"),
         ({"damping": math.nan}, ": damping of joint 'elbow'", "got nan"),
-        ({"effort_limit": 0.0}, ": effort_limit of joint 'elbow'", "a positive"),
+        ({"effort_limit": 0.0}, ": effort_limit of joint 'elbow'", "positive"),
         ({"delay": 0.02, "max_delay": 0.01}, ": joint 'elbow'", "max_delay 0.01 s"),
         ({"stiffness": {"elbw": 3.0}}, "", "mean 'elbow'"),
         ({"stiffness": {"*": 3.0, "elbow": 4.0}}, ": stiffness", "both '*' and 'elbow'"),
