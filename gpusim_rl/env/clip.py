@@ -74,7 +74,7 @@ class Clip:
             problem = f"{frames} frames, {joints} joints, {bodies} bodies"
             raise ConfigError(problem, expected="at least 2 frames, 1 joint and 1 body")
         if not 0.0 < self.fps < 10_000.0:
-            raise ConfigError(key="fps", expected="frames per second", got=self.fps)
+            raise ConfigError(key="fps", expected="a frame rate in (0, 10000) Hz", got=self.fps)
         error = np.abs(np.linalg.norm(self.body_quat_w, axis=-1) - 1.0)
         if error.max() > UNIT:
             frame, body = np.unravel_index(error.argmax(), error.shape)
@@ -87,12 +87,12 @@ class Clip:
 
 
 def load(path: Path) -> Clip:
-    """Read one of our clips or Isaac Lab's; raise ConfigError if it is none. Without names: `robot_clip.load_for`."""
+    """Read a clip (ours or Isaac Lab's); raise ConfigError if invalid. Files without names: `robot_clip.load_for`."""
     return read(path, None, None)[0]
 
 
 def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str] | None) -> tuple[Clip, bool]:
-    """Read a clip, with names for files without them (mjlab's); return also whether it is one of Isaac Lab."""
+    """Read a clip, adding names to files without them (mjlab's); also return whether the format is Isaac Lab's."""
     if not os.path.isfile(path):  # False if the name is too long
         raise ConfigError(
             "no such file", key=str(path), expected="a motion clip, .npz", hint="Try gpusim-rl clip record"
@@ -107,12 +107,12 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
         if missing := [field.name for field in fields(Clip) if field.name not in values]:
-            hint = "mjlab's files have no names, but the robot does. " if set(missing) == set(given) else ""
-            raise ConfigError(f"lacks {', '.join(missing)}; it has {present}", hint=f"{hint}Try {DOCS}")
+            hint = "Clips of mjlab have no names: pass the robot. " if set(missing) == set(given) else ""
+            raise ConfigError(f"missing {', '.join(missing)}; found {present}", hint=f"{hint}See {DOCS}")
         for key in given:
             it = values[key]
             if it.dtype.kind != "U" or it.ndim != 1 or not 0 < it.size <= MAX_NAMES or it.itemsize > 4 * MAX_LETTERS:
-                raise ConfigError(key=key, expected=f"a list of 1 to {MAX_NAMES} names of up to {MAX_LETTERS} letters")
+                raise ConfigError(key=key, expected=f"1 to {MAX_NAMES} names of up to {MAX_LETTERS} characters")
         names: dict[str, Any] = {key: tuple(values.pop(key).tolist()) for key in given}
         if wrong := [key for key, value in values.items() if value.dtype.kind not in "fiu"]:
             raise ConfigError(key=wrong[0], expected="numbers", got=str(values[wrong[0]].dtype))
@@ -131,7 +131,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
             reason = "velocities jump from frame to frame"
             if smooth.fps != clip.fps:
                 reason = f"holds each pose for {clip.fps / smooth.fps:.2g} frames: read at {smooth.fps:.4g} Hz"
-            warn(f"{path}: {reason}; its velocities are computed from the positions")
+            warn(f"{path}: {reason}; recomputing velocities from positions")
         return smooth, is_isaac_lab
     except ConfigError as error:
         raise error.within(str(path)) from None
@@ -160,7 +160,7 @@ def _with_hinges(clip: Clip) -> Clip:
 
 
 def _without_holds(clip: Clip) -> Clip:
-    """Keep held poses once: Isaac Lab's 60 Hz files hold 30 Hz poses. Standing still longer than `PAUSE` stays."""
+    """Drop repeated poses: Isaac Lab's 60 Hz files repeat 30 Hz poses. Pauses longer than `PAUSE` stay."""
     poses = np.concatenate([clip.joint_pos, *(v.reshape(len(v), -1) for v in (clip.body_pos_w, clip.body_quat_w))], 1)
     changes = np.flatnonzero((np.abs(np.diff(poses, axis=0)) > SAME).any(axis=1))
     held = np.diff(changes)
@@ -168,13 +168,13 @@ def _without_holds(clip: Clip) -> Clip:
     if len(moving) < MIN_HELD or moving.mean() < HOLDS:
         return clip
     each = float(moving.mean())
-    frames = np.append(changes, len(poses) - 1)  # last one of each pose
+    frames = np.append(changes, len(poses) - 1)  # last frame of each pose
     times = np.maximum(1, np.round(np.diff(frames, prepend=-1) / each)).astype(int)
     return _with_own_velocities(_frames(clip, np.repeat(frames, times), clip.fps / each))
 
 
 def _with_even_velocities(clip: Clip) -> Clip:
-    """Recompute velocities that fit the positions only on average: another rate would pick some of them."""
+    """Recompute velocities that match positions only on average: resampling would pick single frames."""
     own, window = _with_own_velocities(clip), max(1, round(PAUSE * clip.fps))
     for name in ("joint_vel", "body_lin_vel_w", "body_ang_vel_w"):
         for every, first in ((step, place) for step in range(2, STRIDE + 1) for place in range(step)):
@@ -258,6 +258,6 @@ def _turns(quat: np.ndarray) -> np.ndarray:
 
 
 def save(path: Path, clip: Clip) -> None:
-    """Write a clip; raise ConfigError if its velocities do not fit the positions."""
+    """Write a clip; raise ConfigError if its velocities do not match the positions."""
     _check_velocities(clip)
     npz_file.save(path, {field.name: np.asarray(getattr(clip, field.name)) for field in fields(Clip)})

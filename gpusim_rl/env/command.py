@@ -1,4 +1,4 @@
-"""Components of a task: commands, curriculum levels, and a curriculum of one setting."""
+"""Components of a task: commands, curriculum levels, and a curriculum for one setting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST_FORWARD = 0.3  # minimum speed of a forward command [m/s]
 
 @runtime_checkable
 class Steerable(Protocol):
-    """Commands `value`, [num_envs, num_commands], that a person can override by sliders of the browser viewer."""
+    """Commands `value`, [num_envs, num_commands], that a person can override with sliders in the browser viewer."""
 
     value: Float[Tensor, "envs commands"]
 
@@ -98,17 +98,17 @@ class Commands(Stateful):
         self._age.masked_fill_(where, 0)
 
     def controls(self) -> dict[str, tuple[float, float]]:
-        """Return the ranges, see `Steerable`."""
+        """Return the ranges; see `Steerable`."""
         labels = [f"{name} [{self._units[name]}]" if name in self._units else name for name in self.names]
         return dict(zip(labels, zip(*self.limits.tolist(), strict=True), strict=True))
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
-        """Set the commands in the envs of a mask, see `Steerable`."""
+        """Set the commands in the envs of a mask; see `Steerable`."""
         torch.where(where[:, None], value, self.value, out=self.value)
         self._age.masked_fill_(where, 0)
 
     def advance(self) -> None:
-        """Count a control step, and draw new commands where the interval is over."""
+        """Count a control step, and draw new commands where the interval has elapsed."""
         if self._interval is not None:
             self._age += 1
             self.resample(self._age >= self._interval)
@@ -132,12 +132,12 @@ class CommandConfig:
     y: Limits  # m/s
     yaw: Limits  # rad/s
     interval: Limits  # s between two draws
-    standing: Fraction  # share of commands
-    heading: Fraction  # share of commands with heading control
-    forward: Fraction  # share of commands straight ahead
+    standing: Fraction  # fraction of commands
+    heading: Fraction  # fraction of commands with heading control
+    forward: Fraction  # fraction of commands straight ahead
     heading_gain: float  # yaw rate / heading error [1/s]
     stages: list[dict[str, Any]]  # later ranges: see `CommandStage`
-    stage_error: float | None = None  # mean error [m/s] above which a control step does not count for the stages
+    stage_error: float | None = None  # mean error [m/s] above which a control step does not count towards the stages
 
     def __post_init__(self) -> None:
         steps = [stage.steps for stage in self.read_stages()]
@@ -145,13 +145,13 @@ class CommandConfig:
             raise ConfigError(key="task.command.stages", expected="increasing steps", got=steps)
 
     def read_stages(self) -> list[CommandStage]:
-        """Return `stages` with their types; raise ConfigError for an unknown key or a wrong value."""
+        """Parse `stages`; raise ConfigError for an unknown key or a wrong value."""
         key = "task.command.stages"
         return [build(CommandStage, stage, f"{key}[{number}]") for number, stage in enumerate(self.stages)]
 
 
 class VelocityCommands(Commands):
-    """Commands of a walking robot in its frame, x, y [m/s] and yaw rate [rad/s]; some follow a heading or stand."""
+    """Commands of a walking robot in its frame, x, y [m/s] and yaw rate [rad/s]; some track a heading or are zero."""
 
     draws = 8  # random numbers per draw
 
@@ -195,7 +195,7 @@ class VelocityCommands(Commands):
         self._follow()
 
     def advance(self, unit: Float[Tensor, "envs 8"] | None = None, error: Float[Tensor, " envs"] | None = None) -> None:
-        """Count a control step and draw due commands; stages advance only at a small `error` [m/s] (legged_gym)."""
+        """Count a control step and draw due commands; stages advance only if `error` [m/s] is small (legged_gym)."""
         counts = self._stage_error is None or error is None or error.mean() <= self._stage_error
         self._steps += counts
         self._set_stage()
@@ -228,8 +228,8 @@ class VelocityCommands(Commands):
 class Levels(Stateful):
     """Curriculum level of each env, int64 `value` in [0, count): up after success, down after failure.
 
-    Success at the highest level leads to a random one, so that the policy forgets none (Rudin et al. 2021, Learning to
-    Walk in Minutes, arXiv 2109.11978, section 3). `initial` levels are clamped.
+    After success at the highest level an env moves to a random one, so that the policy forgets none (Rudin et al. 2021,
+    Learning to Walk in Minutes, arXiv 2109.11978, section 3). `initial` levels are clamped.
     """
 
     def __init__(self, task: Task[Any], count: int, *, initial: Int[Tensor, " envs"]) -> None:
@@ -238,7 +238,7 @@ class Levels(Stateful):
         self.value = initial.to(task.device, torch.int64).clamp(0, count - 1)
 
     def move(self, *, up: Bool[Tensor, " envs"], down: Bool[Tensor, " envs"]) -> None:
-        """Move the envs of masks one level up or down; those in both stay."""
+        """Move masked envs one level up or down; envs in both masks stay."""
         level = (self.value + up).add_(down, alpha=-1).clamp_(min=0)
         torch.where(level < self.count, level, self._random.integers(0, self.count), out=self.value)
 
@@ -248,17 +248,17 @@ class CurriculumConfig:
     """Settings of a `Curriculum`."""
 
     start: Positive | None  # initial value; null = no curriculum
-    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # divides a growing value
+    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # growing values are divided by it
     threshold: Positive  # mean score at which the value moves
     window: Count  # control steps of the mean
 
 
 class Curriculum(Stateful):
-    """Setting of the task, the same in all envs, that gets harder as the policy succeeds.
+    """Task setting, shared by all envs, that gets harder as the policy succeeds.
 
     After each `window` control steps the value moves by `factor` towards `final` if the mean score was at least
     `threshold`. Petrenko et al. 2023 (DexPBT, arXiv 2305.12127) narrow a goal's tolerance in this way, Akkaya et al.
-    2019 (arXiv 1910.07113) widen the randomisation of a cube. Without `cfg.start` the value is always `final`.
+    2019 (arXiv 1910.07113) widen a cube's randomisation. Without `cfg.start` the value is always `final`.
     """
 
     def __init__(self, task: Task[Any], cfg: CurriculumConfig, *, final: float) -> None:

@@ -13,7 +13,7 @@ MASKS = ("terminated", "truncated", "diverged", "bad_action", "done", "incomplet
 
 
 def moved(step: Step, device: torch.device) -> Step:
-    """Move a step to the learner's device in one copy: from pinned memory, without waiting, to CUDA."""
+    """Move a step to the learner's device in one copy (to CUDA: asynchronous, from pinned memory)."""
     if step.reward.device == device:
         return step
     numbers = [(name, "", getattr(step, name)) for name in NUMBERS]

@@ -20,8 +20,8 @@ from gpusim_rl.settings.schema import Count, Rule
 
 T = TypeVar("T")
 
-Names = Annotated[list[str], Rule("a list of different names", lambda names: 0 < len(names) == len(set(names)))]
-LEAST_TO_MOST = Rule("[least, most], at least 0", lambda limits: 0 <= limits[0] <= limits[1])
+Names = Annotated[list[str], Rule("a list of distinct names", lambda names: 0 < len(names) == len(set(names)))]
+LEAST_TO_MOST = Rule("[min, max], at least 0", lambda limits: 0 <= limits[0] <= limits[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Ramp:
 
     def __post_init__(self) -> None:
         if (self.schedule is None) != (self.schedule_steps is None):
-            raise ConfigError("schedule and schedule_steps must be set together. Set both or neither")
+            raise ConfigError("schedule requires schedule_steps, and vice versa")
 
     def strength(self, steps: Int[Tensor, ""]) -> Float[Tensor, ""] | float:
         """Return the strength after `steps` control steps, 0 to 1."""
@@ -72,7 +72,7 @@ class Draw(Ramp):
 
     @property
     def affine(self) -> tuple[float, float]:
-        """Offset and factor from a standard normal or uniform number to a draw, or to its logarithm if `loguniform`."""
+        """Offset and factor from a standard normal or uniform number to a draw (if `loguniform`, to its logarithm)."""
         low, high = self.range
         if self.distribution == "loguniform":
             return math.log(low), math.log(high / low)
@@ -116,13 +116,13 @@ def named(path: str) -> Iterator[None]:
 
 
 class Draws:
-    """Vector of draws per env, by one call of the random numbers. A number without a spec is 0."""
+    """Vector of draws per env, from one call to the generator. Entries without a spec are 0."""
 
     def __init__(self, specs: Sequence[Draw | None], device: torch.device) -> None:
         gaussian = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution == "gaussian"]
         others = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution != "gaussian"]
         self._pairs, self._uniform = (len(gaussian) + 1) // 2, len(others)
-        # Gaussian numbers come first, in pairs; a number that is always 0 may have any source.
+        # Gaussian numbers come first, in pairs; an entry that is always 0 can have any source.
         source = [0] * len(specs)
         for place, i in (*enumerate(gaussian), *enumerate(others, start=2 * self._pairs)):
             source[i] = place
@@ -147,10 +147,10 @@ class Draws:
 
 
 class VectorNoise(Stateful):
-    """Noise on a vector per env: new in every control step, and at the start of episodes.
+    """Noise on a vector per env: redrawn in every control step, and at the start of episodes.
 
-    `noise` is the current one, `offset` its part that lasts an episode; `next_noise` and `next_offset` are for episodes
-    that begin in this step. All are drawn at once: many small kernels cost more than unused numbers.
+    `noise` is the current noise, `offset` the part that lasts for an episode; `next_noise` and `next_offset` are for
+    episodes that begin in this step. All are drawn at once: many small kernels cost more than unused numbers.
     """
 
     def __init__(self, specs: Sequence[Noise | None], num_envs: int, device: torch.device) -> None:
@@ -169,7 +169,7 @@ class VectorNoise(Stateful):
         )
 
     def draw(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
-        """Draw the noise of control step `steps` of the run."""
+        """Draw the noise for control step `steps` of the run."""
         noise, *following = self._draws.draw(random).split(self.noise.shape[1], dim=1)
         self.noise.copy_(self._effective(noise, steps))
         for kept, drawn in zip((self.next_noise, self.next_offset), following, strict=False):

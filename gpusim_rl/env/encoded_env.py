@@ -23,7 +23,7 @@ class FrozenEncoder(Protocol):
     """Frozen image encoder."""
 
     out_size: int  # number of features
-    digest: str  # of its weights
+    digest: str  # of the weights
     words: str  # name for the log
 
     def __call__(self, images: Mapping[str, Tensor], /) -> Tensor:
@@ -32,20 +32,20 @@ class FrozenEncoder(Protocol):
 
 
 class EncodedEnv(Environment):
-    """Wrapper that gives the policy features in place of images, so that a training stores no images.
+    """Wrapper that gives the policy features instead of images, so that training stores no images.
 
-    The group `policy` has its numbers, then the features of the newest frames, the oldest first, 0 before the episode.
-    Each frame is encoded once. A task renders no frame for an episode's last observation, which repeats earlier ones.
+    The group `policy` has its numbers, then the features of the newest frames, oldest first, zeros before it.
+    Each frame is encoded once. Tasks do not render an episode's last observation; it repeats earlier frames.
 
     Args:
         env: Environment with images.
-        make_encoder: Encoder for image groups of given shapes.
+        make_encoder: Encoder factory; its argument is the shape of each image group.
         frames: Number of frames whose features the policy gets.
 
     Attributes:
         features: Features of the newest frames, [num_envs, frames, features]; known after `reset`.
         encoder: Encoder of the images; None until `reset`.
-        seen: Observation to act on with the images; known after `reset`.
+        seen: Observation to act on, including images; known after `reset`.
     """
 
     num_envs, device, action_space, num_actions = map(_delegated, ("num_envs", "device", "action_space", "num_actions"))
@@ -69,7 +69,7 @@ class EncodedEnv(Environment):
         self.encoder: FrozenEncoder | None = None
 
     def reset(self) -> Observation:
-        """Begin an episode in every env; first make the encoder, which raises ConfigError if it does not fit."""
+        """Begin an episode in every env; build the encoder on the first call, ConfigError if it does not fit."""
         obs = self.env.reset()
         if self.encoder is None:
             self.encoder = self._make_encoder(self.env.images)
@@ -99,7 +99,7 @@ class EncodedEnv(Environment):
         return step
 
     def _encode(self, obs: Observation) -> Float[Tensor, "envs 1 features"]:
-        assert self.encoder is not None, "reset() comes before step()"
+        assert self.encoder is not None, "call reset() before step()"
         return self.encoder({group: obs[group] for group in self.env.images})[:, None]
 
     def _encode_last(self, step: Step) -> Float[Tensor, "envs 1 features"]:
@@ -124,7 +124,7 @@ class EncodedEnv(Environment):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the envs, the features and the encoder's digest."""
-        assert self.encoder is not None, "reset() comes before state_dict()"
+        assert self.encoder is not None, "call reset() before state_dict()"
         return {**self.env.state_dict(), "features": self.features.clone(), "encoder": self.encoder.digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
@@ -141,7 +141,7 @@ class EncodedEnv(Environment):
         return self._begin(self.env.begin_from(state))
 
     def _check_encoder(self, state: Mapping[str, Any]) -> None:
-        assert self.encoder is not None, "reset() comes before the state of another run"
+        assert self.encoder is not None, "call reset() before loading the state of another run"
         if state.get("encoder") != self.encoder.digest:
             problem = "the encoder's weights differ from those that the policy was trained with"
             raise ConfigError(problem, key="pretrained.init_from", hint="Try the original file")

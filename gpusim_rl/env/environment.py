@@ -18,7 +18,7 @@ from gpusim_rl.settings.schema import EnvConfig
 from gpusim_rl.spaces import ActionSpace, ImageShape
 
 Observation = dict[str, Tensor]
-"""Groups by name: `policy`, maybe `critic`, [num_envs, size]; images, uint8 [num_envs, height, width, channels]."""
+"""Groups by name: `policy`, `critic` (optional), [num_envs, size]; images uint8 [num_envs, height, width, channels]."""
 
 Parts = dict[str, Float[Tensor, "envs _"]]
 """Terms of an observation group by name, in order, shape [num_envs, size] each."""
@@ -45,11 +45,11 @@ class Step:
     diverged: Bool[Tensor, " envs"]
     """The physics diverged, or the action was bad; the reward is 0, and no algorithm may learn from the sample."""
     bad_action: Bool[Tensor, " envs"]
-    """The action, or a control or force that `apply_action` made of it, was NaN or infinite."""
+    """The action, or a control or force that `apply_action` derived from it, was NaN or infinite."""
     done: Bool[Tensor, " envs"]
     """Terminated, truncated or diverged; the env was reset."""
     incomplete: Bool[Tensor, " envs"]
-    """The episode's return is not that of a whole episode: staggered start and truncated, or diverged."""
+    """The return does not cover a whole episode: staggered start and truncated, or diverged."""
     skipped: Bool[Tensor, " envs"] | None = None
     """Diverged envs that did not fail: the library used the step for a reset. None = the library has no such steps."""
 
@@ -66,7 +66,7 @@ class Environment(ABC):
         obs_sizes: Size of each numeric observation group; known after `reset`.
         images: Shape of each image group; known after `reset`.
         final_images: Whether `final_obs` has images of an episode's last state.
-        action_space: Actions that `step` takes.
+        action_space: Actions that `step` accepts.
         num_actions: Size of the action vector.
         max_episode_length: Time limit [control steps].
         steps_between_truncations: Control steps within which an env is truncated at most once.
@@ -103,7 +103,7 @@ class Environment(ABC):
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
         """Build envs of another library, on the learner's `device` if possible; raise ConfigError if that fails."""
-        raise ConfigError("cannot be made from the section env", key=cls.__name__)
+        raise ConfigError("cannot be built from the section env", key=cls.__name__)
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
@@ -142,7 +142,7 @@ class Environment(ABC):
         raise ConfigError("cannot render its envs", key=type(self).__name__)
 
     def compile(self) -> None:  # noqa: B027 (optional)
-        """Compile the step around the physics by torch.compile."""
+        """Compile the step around the physics with torch.compile."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on; empty if envs cannot be saved."""
@@ -153,7 +153,7 @@ class Environment(ABC):
         return self.reset()
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begin new episodes at the training progress in another run's `state_dict`, if envs have any."""
+        """Begin new episodes at the training progress in another run's `state_dict`, if envs track it."""
         return self.reset()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Validation of what a task's hooks return; errors name the hook."""
+"""Validation of the return values of a task's hooks; errors name the hook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGE_HINT = "An image is uint8 [envs, height, width, channels]. Try camera.rgb 
 
 
 class HookChecks:
-    """Checks of one task's hooks, which raise TaskError. Those of values, `finite...`, synchronise with the device."""
+    """Checks of a task's hooks, which raise TaskError. The `finite...` checks synchronise with the device."""
 
     def __init__(self, task: Task[Any], groups: ObservationGroups) -> None:
         self._name = type(task).__name__
@@ -35,7 +35,7 @@ class HookChecks:
         if "policy" not in obs and not images:
             raise TaskError(key=hook, expected="a group 'policy'", got=list(obs))
         if named := sorted(images & {"policy", "critic"}):
-            raise TaskError(f"{named[0]!r} is an image", key=hook, hint="Try another group for it, such as 'camera'")
+            raise TaskError(f"{named[0]!r} is an image", key=hook, hint="Try another group name, such as 'camera'")
         if images and "critic" not in obs:
             expected = "a numeric group 'critic' next to images, which are not rendered for an episode's last state"
             raise TaskError(key=hook, expected=expected, got=list(obs))
@@ -88,7 +88,7 @@ class HookChecks:
             self.finite(f"{self._name}.rewards()", repr(name), term)
 
     def finite(self, key: str, name: str, value: Tensor, columns: Sequence[str] = ()) -> None:
-        """Check that a tensor is finite; `columns`: name of the term of each column."""
+        """Check that a tensor is finite; `columns`: term name of each column."""
         bad = ~torch.isfinite(value)
         if bool(bad.any()):
             env_id = int(bad.reshape(self._num_envs, -1).any(dim=1).int().argmax())
@@ -113,7 +113,7 @@ class HookChecks:
 
 
 def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
-    """Return the action space; raise TaskError or ConfigError if the task or settings do not fit it."""
+    """Return the action space; raise TaskError or ConfigError if the task or its settings are invalid."""
     name = type(task).__name__
     num_actions = getattr(task, "num_actions", None)
     if not isinstance(num_actions, int) or num_actions < 1:
@@ -123,9 +123,9 @@ def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
     counts = tuple(task.choices)
     if len(counts) != num_actions or not all(isinstance(count, int) and count > 1 for count in counts):
         raise TaskError(
-            key=f"{name}.choices", expected=f"an int above 1 for each of {num_actions} actions", got=task.choices
+            key=f"{name}.choices", expected=f"an int of at least 2 for each of {num_actions} actions", got=task.choices
         )
     if cfg.randomize and not cfg.randomization_params.keys().isdisjoint(("actions", "latency")):
-        problem = f"{name} has discrete actions, which cannot be noisy or late here"
+        problem = f"{name} has discrete actions, which do not support noise or latency"
         raise ConfigError(problem, key="task.randomization_params", hint="Remove actions and latency")
     return MultiDiscrete(counts)

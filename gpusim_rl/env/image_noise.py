@@ -1,6 +1,6 @@
 """Image noise: a random shift and brightness per env and control step.
 
-Policies act on the noisy bytes and learn from the same ones: PPO's ratio is 1 before its first update.
+Policies act on and learn from the same noisy bytes, so that PPO's ratio is 1 before its first update.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gpusim_rl.spaces import ImageShape
 class ImageSettings:
     """Settings of an image group in `task.observations`."""
 
-    shift: Natural = 0  # maximum along each side [pixels]; the border is repeated
+    shift: Natural = 0  # maximum along each axis [pixels]; the border is repeated
     brightness: Annotated[
-        tuple[float, float], Rule("[least, most], at least 0", lambda x: 0.0 <= x[0] <= x[1] < math.inf)
+        tuple[float, float], Rule("[min, max], at least 0", lambda x: 0.0 <= x[0] <= x[1] < math.inf)
     ] = (1.0, 1.0)  # factor on all bytes, which are clamped to 0..255
 
 

@@ -41,7 +41,7 @@ __all__ = [
     "wrap_angle",
 ]
 
-DAMPING = 1e-4  # relative, of the inverse inertia's diagonal: keeps torques of stretched arms finite
+DAMPING = 1e-4  # relative to the inverse inertia's diagonal: keeps torques of stretched arms finite
 Sigmoid = Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "long_tail", "tanh_squared"]
 
 
@@ -72,7 +72,7 @@ def scale(
 
 
 def quat_angle(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch"]:
-    """Return the angle between two orientations, in [0, pi] [rad]; accurate near 0 too."""
+    """Return the angle between two orientations, in [0, pi] [rad]; also accurate near 0."""
     between = quat_difference(a, b)
     # q and -q are the same rotation; abs() takes the smaller of their two angles
     return 2.0 * torch.atan2(torch.linalg.vector_norm(between[..., 1:], dim=-1), between[..., 0].abs())
@@ -130,7 +130,7 @@ _SIGMOIDS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "long_tail": lambda d, v: 1.0 / (1.0 + d * d * (1.0 / v - 1.0)),
     "tanh_squared": lambda d, v: 1.0 - torch.tanh(d * math.atanh(math.sqrt(1.0 - v))) ** 2,
 }
-"""Indicators at a distance d [margins] that are v at the margin."""
+"""Indicators at distance d [margins], with value v at the margin."""
 
 
 def operational_space_torque(
@@ -142,8 +142,8 @@ def operational_space_torque(
     """Return torques [N m] for a body's acceleration a, and joint accelerations p in its null space.
 
     Operational space control (Khatib 1987, doi 10.1109/JRA.1987.1087068): with the body's inertia
-    L = (J M^-1 J^T)^-1 the torques are M p + J^T L (a - J p). They give a with joint accelerations nearest to p in the
-    metric M. Gravity and velocity-dependent forces are not included.
+    L = (J M^-1 J^T)^-1 the torques are M p + J^T L (a - J p). They produce a with joint accelerations closest to p in
+    the metric M. Gravity and velocity-dependent forces are not included.
 
     Args:
         jacobian: Jacobian J of the body.
@@ -162,7 +162,7 @@ def operational_space_torque(
 def solve_positive_definite(
     matrix: Float[Tensor, "*batch n n"], right: Float[Tensor, "*batch n m"]
 ) -> Float[Tensor, "*batch n m"]:
-    """Solve `matrix @ x = right` by Gauss-Jordan elimination, which unlike torch.linalg never waits for the device."""
+    """Solve `matrix @ x = right` by Gauss-Jordan elimination; unlike torch.linalg, it never waits for the device."""
     size = matrix.shape[-1]
     rows = torch.cat([matrix, right], dim=-1)
     for k in range(size):

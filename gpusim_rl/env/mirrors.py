@@ -29,7 +29,7 @@ SIGNS: dict[str, list[float]] = {
 JOINTS, ACTUATORS = "joints", "actuators"
 IMAGE = "image"
 """Kind of an image group from a camera in the robot's x-z plane: left and right swap."""
-EXACT = 1e-4  # m, between points of a scan
+EXACT = 1e-4  # tolerance of scan points [m]
 
 
 class PerBody(NamedTuple):
@@ -40,9 +40,9 @@ class PerBody(NamedTuple):
 
 
 class AtSite(NamedTuple):
-    """Kind of a term that a sensor at a site measures, in its axes: `AtSite("imu", "vector", "ang_vel")`.
+    """Kind of a term measured by a sensor at a site, in the site's axes: `AtSite("imu", "vector", "ang_vel")`.
 
-    The velocity of a site off the symmetry plane depends on the angular velocity, the group's term `omega`.
+    The velocity of a site off the symmetry plane depends on the angular velocity, which is the group's term `omega`.
     """
 
     site: str
@@ -51,7 +51,7 @@ class AtSite(NamedTuple):
 
 
 def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
-    """Derive a task's mirror images and the model's asymmetry, after `reset`; raise TaskError if there are none."""
+    """Derive a task's mirror images and the model's asymmetry, after `reset`; raise TaskError without mirror images."""
     if not isinstance(env, VecEnv):
         raise TaskError("envs of another library have no known mirror images", key=type(env).__name__)
     task, scene = env.task, env.sim.scene
@@ -74,17 +74,17 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
                 terms += [(first + row, first + source, factor) for row, source, factor in frame.terms]
                 terms += kinds.omega_terms(part.name, first, columns)
         if not signs:
-            raise TaskError("no named terms, so no mirror image", key=f"{env.name}.observe()[{group!r}]")
+            raise TaskError("a mirror image requires named terms", key=f"{env.name}.observe()[{group!r}]")
         maps[group] = SignedPermutation(index, signs, terms)
     for group in env.images:
         if task.mirrors.get(group) != IMAGE:
-            hint = f"{IMAGE!r} is the kind of a camera in the x-z plane of the robot"
-            raise TaskError("the mirror image is not known", key=f"{env.name}.mirrors[{group!r}]", hint=hint)
+            hint = f"Try {IMAGE!r} for a camera in the robot's x-z plane"
+            raise TaskError("unknown mirror image", key=f"{env.name}.mirrors[{group!r}]", hint=hint)
     maps["actions"] = kinds.term_map("actions", env.num_actions)
     for name, swap in maps.items():
         twice = matrix(swap) @ matrix(swap)
         for k in np.flatnonzero((np.abs(twice - np.eye(len(twice))) > 1e-6).any(axis=1)):
-            raise TaskError(f"mirrored twice, {name}[{k}] is not itself", key=env.name)
+            raise TaskError(f"mirroring {name}[{k}] twice does not restore it", key=env.name)
     return maps, image.measure()
 
 
@@ -113,7 +113,7 @@ class _Kinds:
         where = f"{self._task}.mirrors[{name!r}]"
         if kind is None:
             kinds = f"{', '.join((*SIGNS, JOINTS, ACTUATORS))}, PerBody(names) or the points of a scan"
-            raise TaskError("the kind of quantity is missing", key=where, expected=kinds)
+            raise TaskError("missing kind of quantity", key=where, expected=kinds)
         if isinstance(kind, Tensor):
             swap = self._scan(where, kind)
         elif isinstance(kind, AtSite):
@@ -132,7 +132,7 @@ class _Kinds:
         return swap
 
     def omega_terms(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
-        """Return the angular velocity's terms for a frame from column `first`."""
+        """Return the angular velocity's terms for a frame that starts at column `first`."""
         kind = self._kinds.get(name)
         matrix = self._image.at_site(kind.site, kind.kind)[1] if isinstance(kind, AtSite) else np.zeros((3, 3))
         if not matrix.any():

@@ -23,14 +23,14 @@ from gpusim_rl.files.paths import assets_dir, from_home
 from gpusim_rl.sim import Scene
 
 Starts = Literal["adaptive", "uniform", "first"]
-"""Start frames: any, more often where episodes fail; any; the first of each clip."""
-FORGETTING = 0.001  # weight of a control step in the mean of failures
-FLOOR = 0.1  # failures per control step added to the counted ones, shared by all bins
+"""Start frames: any, more often where episodes fail; any, uniformly; the first of each clip."""
+FORGETTING = 0.001  # weight of a control step in the running mean of failures
+FLOOR = 0.1  # failures per control step added to the counts, spread over all bins
 STRAIGHT = 1e-4  # angle between two quaternions [rad] below which interpolation is linear
 
 
 def read_clips(names: Sequence[str], scene: Scene, robot: str, bodies: Sequence[str]) -> dict[str, Clip]:
-    """Read clips by name for an articulation; raise ConfigError if one is missing or of another robot."""
+    """Read clips by name for an articulation; raise ConfigError if one is missing or belongs to another robot."""
     return {name: load_for(clip_file(name), scene, robot, bodies) for name in names}
 
 
@@ -51,7 +51,7 @@ def resampled(clip: Clip, rate: float) -> Clip:
     size = sum(value.nbytes for value in arrays)
     frames = clip.seconds * rate + 1.0
     if frames * size / len(clip.joint_pos) > min(CLIP_BYTES, max(RESAMPLED_BYTES, RESAMPLED_RATIO * size)):
-        problem = f"{clip.seconds:.3g} s are {frames:.3g} frames, too many"
+        problem = f"too many frames: {frames:.3g} for {clip.seconds:.3g} s"
         raise ConfigError(problem, hint="Try a clip with a higher fps")
     times = np.arange(int(frames + 1e-6)) * (clip.fps / rate)
     before = np.minimum(times.astype(int), len(clip.joint_pos) - 2)
@@ -89,7 +89,7 @@ class Frame(NamedTuple):
 
 
 class Motions:
-    """Concatenated frames of clips, resampled to `rate` [Hz]; not in checkpoints. A short clip raises ConfigError."""
+    """Concatenated frames of clips, resampled to `rate` [Hz]; not in checkpoints. Short clips raise ConfigError."""
 
     def __init__(self, clips: Mapping[str, Clip], rate: float, device: torch.device) -> None:
         first = next(iter(clips.values()))
@@ -122,8 +122,8 @@ def _rows(name: str, clip: Clip, rate: float) -> Array:
 class Playhead(Stateful):
     """Current frame of each env, and the choice of start frames.
 
-    Adaptive starts are BeyondMimic's (arXiv 2508.08241): bins of about a second are drawn by the mean number of
-    episodes that failed in them. The last frame of a clip is never a start.
+    Adaptive starts follow BeyondMimic (arXiv 2508.08241): bins of about a second are drawn in proportion to the mean
+    number of episodes that fail in them. The last frame of a clip is never a start.
     """
 
     draws = 2  # random numbers per start
@@ -160,7 +160,7 @@ class Playhead(Stateful):
         return weights / weights.sum()
 
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
-        """Choose start frames by numbers in [0, 1); the envs of the mask then follow the next ones."""
+        """Choose start frames from uniform numbers in [0, 1); masked envs then track the following frames."""
         ends = self.chances().cumsum(0)
         chosen = torch.bucketize(unit[:, 0] * ends[-1], ends, right=True).clamp_(max=len(ends) - 1)
         sizes = self._sizes.index_select(0, chosen)
@@ -170,7 +170,7 @@ class Playhead(Stateful):
         return start
 
     def advance(self, failed: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
-        """Count failed episodes, except diverged ones, and advance a frame; return the envs whose clip is over."""
+        """Count failed episodes, except diverged ones, and advance by a frame; return the envs whose clip has ended."""
         # failed & ~diverged in one kernel
         counted = torch.gt(failed, diverged, out=torch.empty(len(failed), device=failed.device))
         now = self._now.zero_().index_add_(0, self._bin.index_select(0, self.index), counted)

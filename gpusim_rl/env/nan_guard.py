@@ -19,7 +19,7 @@ from gpusim_rl.sim import Articulation, Sim
 EnvState = dict[str, dict[str, Tensor]]
 """State of one env: by articulation, the arguments of `Articulation.set_state`, without the env dimension."""
 
-# In the root's frame the angular velocity is a view of the simulator's memory; `read` rotates it to the world frame.
+# Angular velocity in the root's frame is a view of the simulator's memory; `read` rotates it to the world frame.
 _ROOT = ("root_pos", "root_quat", "root_lin_vel", "root_ang_vel_local")
 
 
@@ -30,7 +30,7 @@ class NanGuard:
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
         self._fields = [(name, key) for name, a in self._articulations.items() for key in state_keys(a)]
         width = sum(value.shape[1] for value in self._state())
-        # State and action of all envs, one after the other: of the newest step, or of that of the first divergence.
+        # State, then action, of all envs: in the newest step, or in the step of the first divergence.
         self._before = torch.zeros(sim.num_envs, width + num_actions, device=sim.device)
         self._progress = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
         self._bad_input, self._diverged, self._diverged_ever = (
@@ -45,7 +45,7 @@ class NanGuard:
     def after_step(
         self, diverged: Bool[Tensor, " envs"], progress: Int[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]
     ) -> None:
-        """Keep what belongs to them; `bad_input`: envs with a non-finite control."""
+        """Record the step's outcome; `bad_input`: envs with a non-finite control."""
         self._keep(diverged, self._diverged)
         self._keep(progress, self._progress)
         self._keep(bad_input, self._bad_input)
@@ -64,7 +64,7 @@ class NanGuard:
         """Return the first divergence, or None; synchronises with the device.
 
         Returns:
-            `env`: its index. `episode_step`: control step of its episode. `cause`: `physics`, or `action` or
+            `env`: env index. `episode_step`: control step of its episode. `cause`: `physics`, or `action` or
                 `apply_action` if the action or a control is not finite. `diverged_envs`: number of envs that ever
                 diverged. `state`: an `EnvState`. `action`: shape [num_actions].
         """

@@ -37,7 +37,7 @@ class PartSettings:
     noise: Any = None  # standard deviation, bounds [low, high] of uniform noise, or IsaacGymEnvs' settings [unit]
     delay: Natural | Annotated[tuple[int, int], LEAST_TO_MOST] = 0  # [control steps], or the range of draws
     history: Count = 1  # number of frames, up to the current control step
-    used: bool = True  # by the policy; if not, only the group `teacher` has it
+    used: bool = True  # by the policy; otherwise only the group `teacher` has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +49,15 @@ class ObservationPart:
     unit: str  # before the scale; `-` = dimensionless, empty = unknown
     scale: float  # factor from the unit to the observation
     noise: Noise | None = None  # of the sensor [unit]
-    delay: tuple[int, int] = (0, 0)  # least and most [control steps]
+    delay: tuple[int, int] = (0, 0)  # minimum and maximum [control steps]
     history: int = 1  # number of frames, the oldest first
 
 
 class ObservationGroups:
     """Assembly of a task's terms into one tensor per group.
 
-    `settings` (`task.observations`) describe the policy's sensors and images; `noise` is on the policy's whole
-    observation. The attributes are set by `describe`.
+    `settings` (`task.observations`) describe the policy's sensors and images; `noise` applies to the policy's whole
+    observation. `describe` sets the attributes.
     """
 
     def __init__(self, task: Task[Any], settings: Mapping[str, Any], noise: Noise | None, seed: int) -> None:
@@ -75,7 +75,7 @@ class ObservationGroups:
         """Determine the groups from a first observation; raise TaskError or ConfigError for unknown terms or keys."""
         task, name = self._task, type(self._task).__name__
         named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
-        known = {part for parts in named.values() for part in parts} | task.units.keys()  # units may be of other modes
+        known = {part for parts in named.values() for part in parts} | task.units.keys()  # units of any mode
         for attribute in ("scales", "sources"):
             for part in getattr(task, attribute):
                 if part not in known:
@@ -88,9 +88,7 @@ class ObservationGroups:
         terms = [*named.get("policy", {}), *self.images]
         for part in self._settings:
             if part not in terms:
-                hint = (
-                    f"{did_you_mean(part, terms)} Available: {', '.join(terms) or 'none, the task does not name them'}"
-                )
+                hint = f"{did_you_mean(part, terms)} Available: {', '.join(terms) or 'none, its terms are unnamed'}"
                 key = f"task.observations.{part}"
                 raise ConfigError("the policy's observation has no such term", key=key, hint=hint)
         image_settings = {group: self._settings[group] for group in self.images if group in self._settings}
@@ -134,7 +132,7 @@ class ObservationGroups:
             elif self.image_noise is not None and not clean and is_image(frame):
                 frame = self.image_noise.apply(group, frame)
             joined[group] = frame
-        if "policy" not in joined:  # images alone
+        if "policy" not in joined:  # images only
             joined["policy"] = torch.zeros(self._task.num_envs, 0, device=self._task.device)
         if self._dropped:
             parts, joined[TEACHER] = self.observed["policy"], joined["policy"]
@@ -152,7 +150,7 @@ class SensorModel(SeededDraws):
     """Sensor model of the policy's observation: noise, delay and history.
 
     Noise is drawn in every control step and at the start of an episode, the delay of each env and term at the start.
-    An episode's first frame also stands for earlier ones. Noise on the `whole` observation comes last.
+    The first frame of an episode fills the history. Noise on the `whole` observation is applied last.
     """
 
     _stream = 1 << 33
@@ -171,7 +169,7 @@ class SensorModel(SeededDraws):
         self._ring = torch.zeros(self._frames, num_envs, size, device=device) if self._frames > 1 else None
         self._newest = torch.zeros(1, dtype=torch.int64, device=device)  # index of the newest frame
         self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)  # episode has just begun
-        # Of each number in the observation: column in a frame, term, and age of its frame without the delay.
+        # For each entry of the observation: column in a frame, term, and age of its frame without the delay.
         ends = itertools.accumulate(part.size for part in parts)
         numbers = [
             (column, owner, age)
@@ -195,7 +193,7 @@ class SensorModel(SeededDraws):
             self._fresh.zero_()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draw what is random per episode; the next `read` gives the first frame."""
+        """Draw per-episode values; the next `read` returns the first frame."""
         for noise in (self._noise, self._whole_noise):
             if noise is not None:
                 noise.begin_episodes(self.steps, where)
@@ -207,7 +205,7 @@ class SensorModel(SeededDraws):
     def read(
         self, frame: Float[Tensor, "envs numbers"], scales: Float[Tensor, " numbers"] | None
     ) -> Float[Tensor, "envs size"]:
-        """Return the readings of the true, unscaled observation; a second call in a step replaces the newest frame."""
+        """Return readings of the true, unscaled observation; a second call in a step replaces the newest frame."""
         if self._noise is not None:
             frame = self._noise.apply(frame)
         if scales is not None:

@@ -1,4 +1,4 @@
-"""IsaacGym's properties of joints, bodies, shapes and tendons as quantities of MuJoCo that can be randomised."""
+"""IsaacGym's properties of joints, bodies, shapes and tendons as MuJoCo quantities that can be randomised."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ActorProperties(Stateful):
 
     @property
     def inertia(self) -> Inertia:
-        """Mass and inertia of the bodies, which belong together. Made at first use."""
+        """Mass and inertia of the bodies, which are coupled. Created on first use."""
         if self._inertia is None:
             self._inertia = Inertia(self)
         return self._inertia
@@ -105,7 +105,7 @@ def _column(
     low: Tensor | float | None = None,
     high: Tensor | float | None = None,
 ) -> Quantity:
-    """Return a column of a parameter, or the whole one."""
+    """Return a column of a parameter, or the whole parameter."""
     if index is None:
         return Quantity(param.default, param.set, low, high)
 
@@ -204,7 +204,7 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
     motors = [drive for drive in drives if not model.actuator_forcelimited[drive.index]]
     for drive in motors:
         if (model.actuator_gaintype[drive.index], model.actuator_biastype[drive.index]) != (_FIXED_GAIN, _NO_BIAS):
-            problem = f"actuator {drive.name!r} has no forcerange and is no motor"
+            problem = f"actuator {drive.name!r} has no forcerange and is not a motor"
             raise TaskError(problem, hint="Set a forcerange in the MJCF")
     quantities = []
     if limited:
@@ -220,7 +220,7 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
         effort = control * abs(model.actuator_gainprm[ids, 0]) * abs(model.actuator_gear[ids, 0])
         quantities.append(_in_proportion(actor, "actuator_gear", motors, effort))
     if not quantities:
-        raise TaskError(f"{actor.name!r} has no such actuators")
+        raise TaskError(f"{actor.name!r} has no actuators on these joints")
     return quantities
 
 
@@ -243,7 +243,7 @@ def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
     """Return the delay of actuators [s], from 0 to their `max_delay`."""
     late = [drive.name for drive in actor.drives(elements) if actor.model.actuator_history[drive.index, 0]]
     if not late:
-        raise TaskError(f"{actor.name!r} has no such delays", hint="Try scene.add_actuators(max_delay=)")
+        raise TaskError(f"{actor.name!r} has no delayed actuators", hint="Try scene.add_actuators(..., max_delay=...)")
     return [_column(actor.param("actuator_delay", late), low=0.0)]
 
 
@@ -259,7 +259,7 @@ def _limit(column: int) -> GetQuantities:
 
 
 class Inertia(Stateful):
-    """Mass and inertia of an actor's bodies. Inertia scales with mass, and by a factor of its own, `spread`."""
+    """Mass and inertia of an actor's bodies. Inertia scales with mass, and with a separate factor, `spread`."""
 
     def __init__(self, actor: ActorProperties) -> None:
         names, prefix = actor.sim.articulation(actor.name).body_names, actor.sim.scene.prefix(actor.name)
@@ -281,7 +281,7 @@ class Inertia(Stateful):
         return Quantity(param.default, write, low=LEAST_MASS * param.default)
 
     def factor(self, elements: Sequence[str] | None) -> Quantity:
-        """Return the inertia's own factors; raise as `mass`."""
+        """Return the separate inertia factors; raise like `mass`."""
         _, columns = self._find(elements)
         default = torch.ones(len(columns), device=columns.device)
         return Quantity(default, lambda value, where: self._scale(self.spread, columns, value, where), low=LEAST_MASS)
@@ -301,7 +301,7 @@ class Inertia(Stateful):
 
 
 def scene_quantity(param: Param) -> Quantity:
-    """Return gravity, a parameter of `PICTURES` or geom colours. Directions keep their length, colours their alpha."""
+    """Return gravity, a parameter in `PICTURES`, or geom colours. Directions keep their length, colours their alpha."""
     if param.name in ("cam_quat", "light_dir"):
         return Quantity(param.default, lambda value, where: param.set(normalize(value, dim=-1), where))
     if param.name in ("mat_rgba", "geom_rgba"):
@@ -347,12 +347,12 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
 
 UNSUPPORTED = {
     "velocity": "MuJoCo does not limit joint velocities. Try damping",
-    "restitution": "in MuJoCo the MJCF's solref sets the bounce of contacts. Remove it",
+    "restitution": "in MuJoCo the MJCF's solref sets how contacts bounce. Remove it",
     "compliance": "in MuJoCo the MJCF's solref and solimp set the compliance of contacts. Remove it",
-    "contact_offset": "MuJoCo has geom margins instead, in the MJCF. Remove it",
-    "rest_offset": "MuJoCo has no distance between resting bodies. Remove it",
-    "thickness": "MuJoCo's geoms have no skin. Remove it",
+    "contact_offset": "MuJoCo uses geom margins in the MJCF instead. Remove it",
+    "rest_offset": "MuJoCo has no rest offset. Remove it",
+    "thickness": "MuJoCo has no shape thickness. Remove it",
     "filter": "collision filters are set in the MJCF. Remove it",
-    "scale": "bodies cannot change their size at run time. Try mass, inertia and com of rigid_body_properties",
+    "scale": "bodies cannot be resized at run time. Try mass, inertia and com of rigid_body_properties",
 }
 """IsaacGym properties that MuJoCo cannot randomise, with the reason and an alternative."""

@@ -30,9 +30,9 @@ class Pushes(Ramp):
 
     def __post_init__(self) -> None:
         if (self.velocity is None) == (self.force is None):
-            raise ConfigError("expected either velocity: [least, most] or force: [least, most]")
+            raise ConfigError("expected either velocity: [min, max] or force: [min, max]")
         if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
-            raise ConfigError("velocity pushes act on the root at once; bodies and duration_s require force")
+            raise ConfigError("velocity pushes act on the root instantly; bodies and duration_s require force")
 
 
 class PushTimer(Stateful):
@@ -51,11 +51,11 @@ class PushTimer(Stateful):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushConfig:
-    """Settings of a task's pushes, `task.push`: changes of the root's velocity, world frame."""
+    """Settings of a task's pushes, `task.push`: changes to the root's velocity, world frame."""
 
     interval: Annotated[tuple[float, float], LEAST_TO_MOST]  # s between two pushes
-    lin_vel: Bounds  # m/s along x, y and z, at most
-    ang_vel: Bounds  # rad/s about x, y and z, at most
+    lin_vel: Bounds  # m/s along x, y and z; maximum
+    ang_vel: Bounds  # rad/s about x, y and z; maximum
 
 
 class RootPushes(PushTimer):
@@ -70,7 +70,7 @@ class RootPushes(PushTimer):
         self._range = torch.tensor(bounds, device=device).T.contiguous()
 
     def advance(self, unit: Float[Tensor, "envs 7"]) -> None:
-        """Count a control step, and push where due, by numbers in [0, 1)."""
+        """Count a control step, and push the envs that are due; `unit`: uniform numbers in [0, 1)."""
         low, high = self._range
         lin_vel, ang_vel, interval = torch.lerp(low, high, unit).split([3, 3, 1], dim=1)
         robot, due = self._robot, self.due(self._dt, interval[:, 0])
@@ -78,7 +78,7 @@ class RootPushes(PushTimer):
 
 
 class Pusher(PushTimer):
-    """Pushes on one articulation; raises ConfigError if it, or a body, cannot be pushed."""
+    """Pushes on one articulation; raises ConfigError if the articulation or a body cannot be pushed."""
 
     def __init__(self, spec: Pushes, sim: Sim, actor: str, dt: float) -> None:
         super().__init__(torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device))  # control steps
@@ -88,7 +88,7 @@ class Pusher(PushTimer):
         self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
         if spec.velocity is not None:
             if not self.robot.free_root:
-                raise ConfigError(f"{actor!r} has a fixed base, which has no velocity", hint="Try force")
+                raise ConfigError(f"{actor!r} has a fixed base, which cannot be given a velocity", hint="Try force")
             return
         names = spec.bodies or self.robot.body_names[:1]
         self.bodies = self.robot.bodies(names)
@@ -100,14 +100,14 @@ class Pusher(PushTimer):
         self.held = torch.zeros_like(self.bodies.wrench)  # wrench set by the task
 
     def begin_episodes(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
-        """Draw the time of the first push, and end a push, where an episode begins."""
+        """Draw the time of the first push and end the current one, where an episode begins."""
         new = random.integers(self.gap[0], self.gap[1] + 1)
         torch.where(where, new, self.wait, out=self.wait)
         if self.spec.force is not None:
             self.left.masked_fill_(where, 0)
 
     def before_physics(self, random: EnvRandom, steps: Int[Tensor, ""]) -> None:
-        """Push the envs that are due; `steps` of the run so far, for the schedule."""
+        """Push the envs that are due; `steps`: control steps of the run so far, for the schedule."""
         due = self.due(1, random.integers(self.gap[0], self.gap[1] + 1))
         strength = self.spec.strength(steps)
         if self.spec.velocity is not None:
@@ -126,7 +126,7 @@ class Pusher(PushTimer):
             self.bodies.apply_wrench(self.held[..., :3] + force, self.held[..., 3:])
 
     def after_physics(self) -> None:
-        """Remove the forces of this step; those of the task stay."""
+        """Remove the push forces of this step; the task's forces stay."""
         if self.spec.force is not None:
             self.bodies.apply_wrench(self.held[..., :3], self.held[..., 3:])
             self.left -= 1

@@ -26,9 +26,9 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Hash int64 in place by SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195).
+    """Hash int64 in place with SplitMix64's finaliser (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195).
 
-    Its last step, which changes the low 33 bits only, is left out.
+    The last step, which only changes the low 33 bits, is omitted.
     """
     x ^= _shift_right(x, 30)
     x *= _MIX_1
@@ -77,7 +77,7 @@ class EnvRandom:
     def uniform(self, low: float | Tensor = 0.0, high: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:
         """Draw uniform numbers in [low, high), shape `[N, *shape]`; tensor bounds broadcast to it.
 
-        Bounds other than 0 and 1 round: about one in 2^24 numbers equals `high`.
+        With bounds other than 0 and 1, about one in 2^24 numbers rounds to `high`.
         """
         # 24 bits: every value is exact in float32, and 1.0 is never reached
         bits = _shift_right(self._bits(math.prod(shape)), 40).view(self.num_envs, *shape)

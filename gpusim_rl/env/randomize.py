@@ -38,7 +38,7 @@ _KEYS = ("frequency", "observations", "actions", "latency", "sim_params", "actor
 class Property(Draw):
     """Physical property. Each body, joint or shape gets its own draw, relative to the model's value."""
 
-    setup_only: bool = False  # drawn once, when the environment is made, at full strength: no schedule applies
+    setup_only: bool = False  # drawn once, when the environment is built, at full strength: no schedule applies
     interval_s: Positive | None = None  # ours: time between two draws [s]; null = drawn at resets
     names: Names | None = None  # ours: bodies (mass, shapes), joints or tendons to randomise; null = all
     num_buckets: Count | None = None  # ignored: PhysX limits the number of materials, MuJoCo does not
@@ -74,7 +74,7 @@ class _ActionQueue(Stateful):
 
 
 class _Group:
-    """Properties that are drawn at the same moments."""
+    """Properties that are drawn at the same times."""
 
     def __init__(self, properties: Sequence[tuple[Property, Quantity]], device: torch.device) -> None:
         self._properties = properties
@@ -97,7 +97,7 @@ class Randomizer(SeededDraws, Stateful):
     """Randomisation of physics and actions by `task.randomization_params`, called by `VecEnv`.
 
     Physical properties are drawn at construction, then at resets, at intervals, or never; always relative to the
-    model's values. A wrong section, or names that do not exist, raise ConfigError with the key's path.
+    model's values. Invalid sections and unknown names raise ConfigError with the full key.
     """
 
     _stream = 1 << 32  # seeds of tasks are smaller
@@ -144,7 +144,7 @@ class Randomizer(SeededDraws, Stateful):
         self._draw_step()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draw what is random per episode, in the envs of a mask, bool [num_envs]."""
+        """Draw per-episode values in the envs of a mask, bool [num_envs]."""
         due = where & (self.age >= self._frequency)
         self._at_reset.draw(self._random, self.steps, due)
         self.age.masked_fill_(due, 0)
@@ -164,7 +164,7 @@ class Randomizer(SeededDraws, Stateful):
         return action
 
     def before_physics(self) -> None:
-        """Apply pushes, and draw the properties whose interval is over."""
+        """Apply pushes, and draw the properties whose interval has elapsed."""
         for interval, group in self._at_interval.items():
             group.draw(self._random, self.steps, (self.steps + self.phases[interval]) % interval == 0)
         for pushes in self.pushes:
@@ -197,7 +197,7 @@ class Randomizer(SeededDraws, Stateful):
         self.age.zero_()
 
     def _declared(self, params: Mapping[str, Any]) -> Iterator[tuple[Property, list[Quantity], str]]:
-        """Yield the properties of the yaml: settings, quantities, key path. Makes the pushes."""
+        """Yield the properties of the yaml: settings, quantities, key path. Also create the pushes."""
         sim = self._sim
         scene = {name: lambda names, name=name: [scene_quantity(sim.param(name, None, names))] for name in PICTURES}
         gravity: Properties = {"gravity": lambda _: [scene_quantity(sim.param("gravity"))]}

@@ -19,7 +19,7 @@ Pattern = tuple[Float[Tensor, "rays 3"], Float[Tensor, "rays 3"]]
 
 
 def grid(length: float, width: float, spacing: float, *, above: float = 10.0) -> Pattern:
-    """Return a height scan: rays down from `above` the frame, `spacing` apart over `length` x `width` [m]."""
+    """Return a height scan: rays pointing down from `above` the frame, `spacing` apart over `length` x `width` [m]."""
     if not min(length, width) >= 0.0 < spacing:
         raise TaskError(key="grid()", expected="length, width >= 0 and spacing > 0", got=(length, width, spacing))
     counts = [1 + round(size / spacing) for size in (length, width)]
@@ -33,7 +33,7 @@ def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 *
     """Return rings of rays.
 
     Args:
-        rays: Rays per ring. The first one of a full ring looks along x.
+        rays: Rays per ring. The first ray of a full ring points along x.
         elevations: Angle of each ring above the frame's x-y plane [rad].
         fov: Angle that a ring covers, centred on x [rad].
     """
@@ -50,7 +50,7 @@ def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 *
 
 
 class RayCaster:
-    """Ray sensor on a body or site of a robot; make it once, in the task's `__init__`.
+    """Ray sensor on a body or site of a robot; create it once, in the task's `__init__`.
 
         torso = self.robot.bodies(["torso"])
         self.scan = RayCaster(sim, torso, grid(1.6, 1.0, 0.1), turn="yaw", ignore=["robot"], max_distance=20.0)
@@ -92,12 +92,12 @@ class RayCaster:
 
     @property
     def distance(self) -> Float[Tensor, "envs rays"]:
-        """Length of each ray up to its hit [m]; `max_distance` without one."""
+        """Distance to the hit of each ray [m]; `max_distance` without a hit."""
         return self._cast()[0]
 
     @property
     def points(self) -> Float[Tensor, "envs rays 3"]:
-        """Hits of the rays [m], world frame; the end at `max_distance` without one."""
+        """Hit point of each ray [m], world frame; the point at `max_distance` without a hit."""
         distance, origin, direction = self._cast()
         return torch.addcmul(origin, distance[..., None], direction)
 

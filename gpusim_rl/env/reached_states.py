@@ -17,11 +17,11 @@ from gpusim_rl.sim import Sim
 
 
 class ReachedStates:
-    """Ring buffer of reached states, as starts beyond what exploration finds only by chance.
+    """Ring buffer of reached states, used as starts that exploration alone rarely reaches.
 
-    As Salimans and Chen 2018 (arXiv 1812.03381) start from a demonstration, and Florensa et al. 2017 (arXiv 1707.05300)
-    where the goal is sometimes reached. A state is that of all articulations and the task's per-env tensors. A ring
-    smaller than `num_envs` raises ConfigError.
+    Cf. Salimans and Chen 2018 (arXiv 1812.03381: from a demonstration), Florensa et al. 2017 (arXiv 1707.05300: where
+    the goal is sometimes reached). A state comprises all articulations and the task's per-env tensors. A capacity below
+    `num_envs` raises ConfigError.
     """
 
     def __init__(self, cfg: ResetFromConfig, task: Task[Any], sim: Sim, seed: int) -> None:
@@ -58,7 +58,7 @@ class ReachedStates:
         return {name: x for name, x in kept if x.ndim and x.shape[0] == task.num_envs and id(x) not in shared}
 
     def keep(self, where: Bool[Tensor, " envs"]) -> None:
-        """Store the states of a random part of the envs in a mask, bool [num_envs]."""
+        """Store the states of a random subset of the envs in a mask, bool [num_envs]."""
         capacity = self._cfg.capacity
         chosen = where & (self._random.uniform() < self._cfg.chance)
         place = (self.total + chosen.cumsum(0) - 1).remainder_(capacity).masked_fill_(~chosen, capacity)
@@ -69,7 +69,7 @@ class ReachedStates:
         self.total += chosen.sum()
 
     def begin(self, where: Bool[Tensor, " envs"]) -> None:
-        """Write stored states into a share of the envs that the task has just reset, bool [num_envs]."""
+        """Write stored states into a fraction of the envs that the task has just reset, bool [num_envs]."""
         filled = self.total.clamp(max=self._cfg.capacity)
         chance, which = self._random.uniform(0.0, 1.0, 2).unbind(dim=1)
         chosen = where & (chance < self._cfg.share) & (filled > 0)
@@ -85,12 +85,12 @@ class ReachedStates:
             tensors[name].copy_(torch.where(mask, ring.index_select(0, place), tensors[name]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the written rows of the ring, and the random streams. Reads their number from the device."""
+        """Return the written rows of the ring, and the random streams. Reads the number of rows from the device."""
         tensors = {name: value[: self._filled()].clone() for name, value in self._rings().items()}
         return {"tensors": {**tensors, "total": self.total.clone()}, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; drop states of another capacity or task with a warning."""
+        """Restore `state_dict`; drop states with a different capacity or task, with a warning."""
         self._random.load_state_dict(state["random"])
         tensors, rings = dict(state["tensors"]), self._rings()
         self.total.copy_(tensors.pop("total"))
@@ -99,7 +99,7 @@ class ReachedStates:
             x.shape != (rows, *rings[name].shape[1:]) for name, x in tensors.items()
         ):
             self.total.zero_()
-            warn("the checkpoint's reached states are of other task settings, and are collected again")
+            warn("the checkpoint's reached states belong to other task settings: collecting new ones")
             return
         for name, value in tensors.items():
             rings[name][:rows].copy_(value)

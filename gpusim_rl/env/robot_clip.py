@@ -21,7 +21,7 @@ MOST = 4  # names in a message
 
 
 def scene_of(robot: str | Path) -> Scene:
-    """Return a scene with ground and a robot, named `robot`; its file is as for `Scene.add`."""
+    """Return a scene with ground and a robot named `robot`; the argument is as in `Scene.add`."""
     scene = Scene(50.0)
     scene.add_ground()
     scene.add("robot", robot)
@@ -29,7 +29,7 @@ def scene_of(robot: str | Path) -> Scene:
 
 
 def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
-    """Read a clip for a robot, which gives missing names; lift Isaac Lab's out of the ground. See `fit`."""
+    """Read a clip for a robot, which supplies missing names; lift Isaac Lab's clips out of the ground. See `fit`."""
     clip, is_isaac_lab = read(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
     try:
         fitted = fit(clip, scene, robot, bodies)
@@ -42,7 +42,7 @@ def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None 
 
 
 def _in_ground(clip: Clip, scene: Scene, robot: str) -> float:
-    """Return the depth of the robot in the ground [m] in the frame with the lowest body."""
+    """Return the robot's penetration of the ground [m] in the frame with the lowest body."""
     data = mujoco.MjData(scene.model)
     data.qpos[:] = positions(clip, scene, robot)[clip.body_pos_w[..., 2].min(axis=1).argmin()]
     mujoco.mj_fwdPosition(scene.model, data)
@@ -126,7 +126,7 @@ def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fp
 
 
 def robot_of(clip: Clip) -> Path | None:
-    """Return the file of the largest shipped robot whose joints the clip has, if any."""
+    """Return the file of the largest shipped robot whose joints are all in the clip, if any."""
     matches: dict[Path, int] = {}
     for file in sorted(assets_dir().rglob("*.xml")):
         joints = set(re.findall(r"<joint[^>]*?\bname=\"([^\"]+)\"", file.read_text(encoding="utf-8")))

@@ -12,7 +12,7 @@ from gpusim_rl.errors import warn
 
 
 class Stateful:
-    """Component with tensors of its own (commands, a curriculum), saved with those of its owner."""
+    """Component with its own tensors (commands, a curriculum), saved with its owner's."""
 
     def restored(self) -> None:
         """Recompute values derived from restored tensors and the current settings; called after a restore."""
@@ -45,11 +45,11 @@ class SeededDraws:
     _random: EnvRandom
 
     def _draw_step(self) -> None:
-        """Draw what is random in a control step."""
+        """Draw the values of a control step."""
         raise NotImplementedError
 
     def _redraw(self, state: Mapping[str, Any]) -> None:
-        """Draw everything, at the progress of a state with other settings."""
+        """Redraw everything, at the progress of a state with other settings."""
         self._draw_step()
 
     def seed(self, seed: int) -> None:
@@ -62,7 +62,7 @@ class SeededDraws:
         return {self._key: self._settings, **saved_state(self, self._random)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict` in place, or draw again if its settings differ."""
+        """Restore `state_dict` in place, or redraw if its settings differ."""
         if state[self._key] == self._settings:
             restore_state(self, self._random, state)
         else:
@@ -71,7 +71,7 @@ class SeededDraws:
 
 
 def fitting(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the saved tensors whose shape is still current; warn of others."""
+    """Return the saved tensors whose shape is unchanged; warn about the others."""
     shared = {name: x for name, x in tensors.items() if name in now}
     fits = {name: x for name, x in shared.items() if x.shape == now[name].shape}
     if len(fits) < len(shared):

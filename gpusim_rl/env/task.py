@@ -21,7 +21,7 @@ from gpusim_rl.settings.schema import Count, Fraction, Positive, Rule
 from gpusim_rl.sim import Scene, Sim
 
 MOST_SUBSTEPS = 10_000
-"""Maximum physics steps per action. They run in one simulator call, which no signal interrupts."""
+"""Maximum physics steps per action. They run in one simulator call, which signals cannot interrupt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class TaskConfig:
         if physics / control > MOST_SUBSTEPS:
             expected, hint = f"at most {MOST_SUBSTEPS} times", f"Try control_hz={physics / MOST_SUBSTEPS:g}"
         elif abs(self.decimation * control - physics) > 1e-6 * physics or self.decimation < 1:
-            expected, hint = "a whole multiple of", f"Try physics_hz={max(1, self.decimation) * control:g}"
+            expected, hint = "an integer multiple of", f"Try physics_hz={max(1, self.decimation) * control:g}"
         if expected:
             expected += f" task.control_hz={control:g}"
             raise ConfigError(key="task.physics_hz", expected=expected, got=physics, hint=hint)
@@ -138,10 +138,10 @@ class Task(ABC, Generic[Cfg]):
 
         Groups are `policy`, and optionally `critic` for an asymmetric critic: a tensor, or a dict of named terms,
         [num_envs, size] each. VecEnv scales and concatenates terms in order; `cfg.observations` adds noise, delay and
-        history to the policy's. Images are groups of their own, uint8 [num_envs, height, width, channels], and require
+        history to the policy's. Images are separate groups, uint8 [num_envs, height, width, channels], and require
         `critic`: docs/vision.md.
 
-        Called before and after resets of a control step: it must not change any state.
+        Called before and after the resets of a control step: it must not change any state.
         """
 
     @abstractmethod
@@ -164,7 +164,7 @@ class Task(ABC, Generic[Cfg]):
         """
 
     def worth_keeping(self) -> Bool[Tensor, " envs"]:
-        """Return the envs whose state may start another episode (`cfg.reset_from`), bool [num_envs]; default all."""
+        """Return the envs whose state can start another episode (`cfg.reset_from`), bool [num_envs]; default all."""
         return torch.ones_like(self.progress, dtype=torch.bool)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:

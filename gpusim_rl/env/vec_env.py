@@ -35,7 +35,7 @@ COMPILED = {
 
 
 class VecEnv(Environment):
-    """Task on a simulator, in `num_envs` envs at once. A wrong hook raises TaskError, here and in later calls.
+    """Task on a simulator, in `num_envs` envs at once. An invalid hook raises TaskError, here and in later calls.
 
     Args:
         task_class: Class of the task.
@@ -72,7 +72,7 @@ class VecEnv(Environment):
         dtype = torch.float32 if counts is None else torch.int64
         self.task.actions = torch.zeros(self.num_envs, self.num_actions, dtype=dtype, device=self.device)
         self._last_option = None if counts is None else torch.tensor(counts, device=self.device) - 1
-        # Unchanged tensors are not saved: a resumed run makes them from its own settings.
+        # Unchanged tensors are not saved: a resumed run builds them from its own settings.
         self._initial: dict[str, Tensor] = self.task.state_dict()["tensors"]
         self.task.random.seed(seed)
         self.progress = self.task.progress
@@ -118,7 +118,7 @@ class VecEnv(Environment):
         return self.nan_guard.read()
 
     def reset(self) -> Observation:
-        """Begin an episode in every env and check the hooks once; raise TaskError that names a wrong hook."""
+        """Begin an episode in every env and check the hooks once; raise TaskError that names an invalid hook."""
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.begin_episodes(everywhere)
         task, checks = self.task, self._checks
@@ -133,7 +133,7 @@ class VecEnv(Environment):
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
     def begin_episodes(self, where: Bool[Tensor, " envs"], *, staggered: bool = False) -> Observation:
-        """Begin episodes in the envs of a mask, `staggered` in their time limit; return all observations to act on."""
+        """Begin episodes in the envs of a mask, if `staggered` in mid time limit; return all observations to act on."""
         # The order matters: the scene's default state, the task's random state, the resulting body poses.
         self.sim.reset(where)
         self._write_starts(where)
@@ -146,7 +146,7 @@ class VecEnv(Environment):
         return self.look()
 
     def look(self) -> Observation:
-        """Read the observation to act on again, after a change of what the task observes."""
+        """Read the observation to act on again, after a change in what the task observes."""
         self._obs = self._look()
         return self._obs
 
@@ -157,12 +157,12 @@ class VecEnv(Environment):
             owner.seed(seed)
 
     def step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
-        """Advance all envs by one control step; wrong actions raise ValueError, a wrong hook TaskError."""
+        """Advance all envs by one control step; invalid actions raise ValueError, an invalid hook TaskError."""
         expected = list(self.task.actions.shape)
         if list(action.shape) != expected:
-            raise ValueError(f"step() needs actions of shape {expected}, got {list(action.shape)}")
+            raise ValueError(f"step() expects actions of shape {expected}, got {list(action.shape)}")
         if self._last_option is not None and action.dtype != torch.int64:
-            raise ValueError(f"step() needs indices of type torch.int64, got {action.dtype}")
+            raise ValueError(f"step() expects indices of type torch.int64, got {action.dtype}")
         with limit_torch_threads(self.num_envs, self.device):
             return self._step(action)
 
@@ -187,7 +187,7 @@ class VecEnv(Environment):
 
     def put_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
         """Write clamped actions into `task.actions`, 0 for NaN."""
-        # A task that makes an index of NaN could end the process.
+        # A task that uses NaN as an index could crash the process.
         if self._last_option is None:
             limit = self.cfg.clip_actions
             torch.nan_to_num(action, nan=0.0, out=self.task.actions).clamp_(-limit, limit)
@@ -210,7 +210,7 @@ class VecEnv(Environment):
         return bad_action, bad_input
 
     def _after_physics(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
-        """Return the step, with `final_obs` in place of `obs`."""
+        """Return the step; its `obs` is still `final_obs`."""
         task = self.task
         if self.randomizer is not None:
             self.randomizer.after_physics()
@@ -267,7 +267,7 @@ class VecEnv(Environment):
         return self._observe()
 
     def compile(self, backend: str = "inductor") -> None:
-        """Compile the step around the physics by torch.compile, after `reset`; warn of code that stays eager."""
+        """Compile the step around the physics with torch.compile, after `reset`; warn about code that stays eager."""
         if not self._stepped:  # one-time setup of a first step must not be compiled; the step is undone
             state, task = self.state_dict(), vars(self.task)
             plain = {name: value for name, value in task.items() if isinstance(value, bool | int | float | str)}
@@ -279,7 +279,7 @@ class VecEnv(Environment):
             setattr(self, name, Compiled(getattr(self, name), f"{self.name}: {meaning}", backend))
 
     def clean_obs(self) -> Observation:
-        """Return the observation without noise, delay, history and limits."""
+        """Return the observation without noise, delay, history and clipping."""
         return self._groups.read(self._task_obs(), clean=True)
 
     def _task_obs(self) -> TaskObservation:
@@ -297,7 +297,7 @@ class VecEnv(Environment):
         # New memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
         if limit is None:
             return {group: value.clone() if value is raw.get(group) else value for group, value in obs.items()}
-        # Infinity becomes NaN by 0 * inf, and does not look like the limit; finite values keep their bits.
+        # Infinity becomes NaN (0 * inf) instead of the limit; finite values keep their bits.
         return {
             group: value.clone() if is_image(value) else value.clamp(-limit, limit).add_(value, alpha=0)
             for group, value in obs.items()
@@ -309,7 +309,7 @@ class VecEnv(Environment):
         return {name: owner for name, owner in owned.items() if owner is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on and the settings alone do not give."""
+        """Return everything that the next step depends on, except settings."""
         task = self.task.state_dict()
         task["tensors"] = {k: v for k, v in task["tensors"].items() if not torch.equal(v, self._initial[k])}
         return {
@@ -322,10 +322,10 @@ class VecEnv(Environment):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restore `state_dict` of a run with as many envs on the same simulator; return the observation to act on."""
+        """Restore `state_dict` of a run with equal simulator and number of envs; return the observation to act on."""
         sim_state, randomizer = state["sim"], self.randomizer
         if randomizer is not None and state.get("randomizer", {}).get("params") != randomizer.params:
-            sim_state = {**sim_state, "params": {}, "constants": {}}  # drawn by other settings
+            sim_state = {**sim_state, "params": {}, "constants": {}}  # drawn with other settings
         self.sim.load_state_dict(sim_state)
         tensors = self._initial | fitting(state["task"]["tensors"], self._initial)
         self.task.load_state_dict({**state["task"], "tensors": tensors})

@@ -29,7 +29,7 @@ _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 def describe(
     player: Player, model: ExportedPolicy, control: ControlMap | None, order: JointOrder | None
 ) -> dict[str, Any]:
-    """Return the card without files, errors, latencies, and whatever the task does not declare."""
+    """Return the card without files, errors, latencies, and anything that the task does not declare."""
     env = player.env
     card: dict[str, Any] = {
         "format": FORMAT,
@@ -161,10 +161,10 @@ def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
 
 
 def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
-    """Return a row per control, in their order.
+    """Return one row per control, in order.
 
     Without a torque-speed line the force is `gear * (gain * control - kp * position - kd * velocity)`: a position servo
-    has gain = kp, a motor kp = kd = 0. Other actuator laws have no gains here.
+    has gain = kp, a motor kp = kd = 0. Rows of other actuators have no gains.
     """
     rows = []
     for control, (name, i) in enumerate(control_names(model)):

@@ -14,7 +14,7 @@ from gpusim_rl.env import VecEnv
 from gpusim_rl.view.player import random_action
 
 STEPS = 64  # measured control steps per env
-TOLERANCE = 1e-5  # maximum deviation of a control, relative above 1; float32 rounds by 1e-7
+TOLERANCE = 1e-5  # maximum deviation of a control, relative for values above 1; float32 rounds by 1e-7
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ControlMap:
     scale: tuple[float, ...]  # control per action
     source: tuple[int, ...]  # action column of the actuator; 0 if `scale` is 0
     samples: int  # measured control steps
-    deviation: float  # largest deviation of a control, relative above 1
+    deviation: float  # largest deviation of a control, relative for values above 1
 
     def names(self, actuators: Sequence[str], num_actions: int) -> list[str] | None:
         """Return the actuator of each action column; None unless each drives exactly one."""
@@ -66,7 +66,7 @@ def measure(env: VecEnv, seed: int) -> ControlMap | None:
 
 
 def fit(actions: np.ndarray, controls: np.ndarray) -> ControlMap | None:
-    """Fit a map to samples [n, actions] and [n, actuators] by least squares; return None if it is not of this form."""
+    """Fit a map to samples [n, actions] and [n, actuators] by least squares; return None if no such map fits."""
     ones = np.ones((len(actions), 1))
     coefficients = np.linalg.lstsq(np.hstack([ones, actions]), controls, rcond=None)[0]
     offset, slopes = coefficients[0], coefficients[1:]

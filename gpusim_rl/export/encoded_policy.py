@@ -1,4 +1,4 @@
-"""Image policy: a frozen encoder in front of a policy of features."""
+"""Image policy: a frozen encoder in front of a policy on features."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpusim_rl.learn.pretrained import Pretrained
 
 
 class EncodedPolicy(Policy):
-    """`EncodedEnv` as part of a policy: features of the newest frames are appended to the numbers.
+    """`EncodedEnv` as part of a policy: features of the newest frames are appended to the numeric observation.
 
     The recurrent state begins with features of older frames, float32 [frames - 1, batch, features], newest last.
     """
@@ -22,7 +22,7 @@ class EncodedPolicy(Policy):
         self.obs_norm = getattr(policy, "obs_norm", {})
 
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Return actions for numbers and images, and the next recurrent state."""
+        """Return actions for numeric observations and images, and the next recurrent state."""
         seen, older = self._encoded(obs, hidden)
         action, state = self.policy.act(seen, hidden[len(older) :], deterministic)
         return action, older + state
@@ -38,7 +38,7 @@ class EncodedPolicy(Policy):
         return self._begin(batch) + self.policy.initial_state(batch)
 
     def actor_state(self, batch: int) -> Hidden:
-        """Return zeros, without the critic's."""
+        """Return zeros, without the critic's state."""
         return self._begin(batch) + self.policy.actor_state(batch)
 
     def _begin(self, batch: int) -> Hidden:

@@ -29,8 +29,8 @@ from gpusim_rl.view.player import Player
 
 CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx", "policy.ts"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
-OPTIONAL = INT8, NUMPY, "scene.mjb"  # not in every export; scene.mjb by older versions
-NUM_ENVS = 16  # envs that measure controls
+OPTIONAL = INT8, NUMPY, "scene.mjb"  # not in every export; scene.mjb is from older versions
+NUM_ENVS = 16  # envs in which controls are measured
 SEED = 0
 
 
@@ -52,8 +52,8 @@ def write_all(
         overwrite: Whether to replace an existing folder's files.
         int8: Whether to write an 8-bit ONNX file too.
         order: Vendor of the joint order, a key of `ORDERS`; None for the scene's.
-        trust: Whether to import classes that the run names.
-        config_dir: User's folder with more tasks.
+        trust: Whether to allow importing classes that the run names.
+        config_dir: User's folder with additional tasks.
 
     Raises:
         ConfigError: There is no such run, the folder is not writable, or a file does not match the policy.

@@ -45,10 +45,10 @@ class JointOrder:
 
 
 def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> JointOrder:
-    """Return a vendor's order for a task's policy; raise ConfigError if joints, actions or observations don't fit."""
+    """Return a vendor's order for a task's policy; raise ConfigError if joints, actions or observations do not fit."""
     key, hint = f"--order {vendor}", "Leave it out"
     if not isinstance(env, VecEnv):
-        raise ConfigError("unknown joints: these are envs of another library", key=key, hint=hint)
+        raise ConfigError("envs of another library have unknown joints", key=key, hint=hint)
     model, sources = env.sim.scene.model, env.task.sources
     joints = [j for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
     names = [model.joint(j).name.rpartition("/")[2].removesuffix("_joint") for j in joints]
@@ -56,7 +56,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     if sorted(known) != sorted(names):
         unknown, lacking = ([n for n in one if n not in two] for one, two in ((names, known), (known, names)))
         problem = f"{vendor} has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
-        raise ConfigError(problem, key=key, hint=f"{hint} and find joints by name on the card")
+        raise ConfigError(problem, key=key, hint=f"{hint} and look up joints by name on the card")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for _, a in control_names(model)]
     parts = env.obs_parts.get("policy", ())
@@ -64,7 +64,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
         raise ConfigError(f"the task does not declare the `sources` of {unknown}", key=key)
     columns = () if control is None else control.source
     if control is None or sorted(driven) != joints or sorted(columns) != [*range(len(joints))]:
-        raise ConfigError("the task's actions are not one per joint", key=key, hint=hint)
+        raise ConfigError("the task does not have one action per joint", key=key, hint=hint)
     order = [names.index(name) for name in known]
     actuators = [driven.index(joints[i]) for i in order]
     actions = [columns[a] for a in actuators]

@@ -61,8 +61,8 @@ class ExportedPolicy(nn.Module):
     def forward(self, obs: Float[Tensor, "batch size"], *others: Tensor) -> tuple[Tensor, ...]:
         """Return action, control if known, and next recurrent state, [layers, batch, units] each.
 
-        `obs` is raw. The others are images, uint8 [batch, height, width, channels], then the recurrent state, zeros at
-        the start of an episode.
+        `obs` is the raw observation. The others are images, uint8 [batch, height, width, channels], then the recurrent
+        state, zeros at the start of an episode.
         """
         images, state = dict(zip(self.images, others, strict=False)), others[len(self.images) :]
         if self.clip_observations is not None:
@@ -104,7 +104,7 @@ class ExportedPolicy(nn.Module):
 
 
 def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
-    """Write a CPU policy as ONNX with a dynamic batch size; raise ConfigError if ONNX lacks an operation."""
+    """Write a CPU policy as ONNX with a dynamic batch size; raise ConfigError if ONNX does not support an operation."""
     inputs, batch = model.example(size), torch.export.Dim("batch")
     others = tuple({1 if name.startswith("state_") else 0: batch} for name in model.inputs[1:])
     shapes = ({0: batch}, others) if others else ({0: batch},)
@@ -132,7 +132,7 @@ def write_int8(file: Path, quantized: Path) -> None:
 
 
 def write_numpy(file: Path, arrays: Path) -> bool:
-    """Write an ONNX file as arrays and a list of operations; return False if `policy.py` lacks one."""
+    """Write an ONNX file as arrays and a list of operations; return False if `policy.py` does not support one."""
     graph = onnx.load(file).graph
     nodes: list[list[Any]] = []
     for node in graph.node:
@@ -169,4 +169,4 @@ def _one_line(form: str) -> Iterator[None]:
     except Exception as error:  # the exporters have no common error class
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         reason = describe(cause).partition("\n")[0]
-        raise ConfigError(f"{form} cannot hold this policy: {reason}") from error
+        raise ConfigError(f"{form} cannot represent this policy: {reason}") from error

@@ -18,14 +18,14 @@ from gpusim_rl.export.policy import plain_function
 from gpusim_rl.learn.algorithm import Policy
 
 OBSERVATIONS = 10_000
-IMAGE_OBSERVATIONS = 500  # the same for image policies
+IMAGE_OBSERVATIONS = 500  # number of observations for image policies
 IMAGE_ROUNDING = 5e-5  # output change that rounding explains in image policies
 STEPS = 10  # episode length, over which recurrent state is carried [control steps]
 TOLERANCE = 1e-5  # maximum error of ONNX and TorchScript, relative for magnitudes (or control scales) above 1
 INT8_TOLERANCE = 0.1  # 8-bit error that counts as a different action: a twentieth of the range [-1, 1]
 INT8_LARGEST = 0.5  # maximum 8-bit error of continuous actions
 INT8_SHARE = 0.01  # maximum share of observations with a different 8-bit action
-JUMP = 1e-3  # minimum error that may be a different choice (option or bin)
+JUMP = 1e-3  # minimum error that may indicate a different choice (option or bin)
 BORDER = 1e-3  # maximum share of observations at the border of two choices
 CALLS = 1000  # timed calls
 
@@ -47,7 +47,7 @@ class Parity:
 
     @property
     def allowed(self) -> float:
-        """Largest error that rounding explains: `TOLERANCE`, or more for a steep policy."""
+        """Maximum error that rounding explains: `TOLERANCE`, or more for a steep policy."""
         return max(TOLERANCE, 2.0 * self.rounding)
 
 
@@ -78,7 +78,7 @@ def numpy_function(file: Path) -> Function:
     return lambda obs: tuple(map(np.asarray, run({"obs": obs})))
 
 
-READ = {"torchscript": torchscript_function, "numpy": numpy_function}  # others are ONNX
+READ = {"torchscript": torchscript_function, "numpy": numpy_function}  # other kinds are ONNX
 
 
 def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Function:
@@ -184,7 +184,7 @@ def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
 def _at_border(
     exact: Function, got: Arrays, inputs: Arrays, state: Arrays, rows: np.ndarray, units: Units
 ) -> np.ndarray:
-    """Return the rows where the policy gives the other outputs for a neighbouring observation."""
+    """Return the rows where the policy gives the file's outputs for a neighbouring observation."""
     random, near = np.random.default_rng(0), np.zeros(len(rows), dtype=bool)
     (obs, *images), state = (values[rows] for values in inputs), tuple(layers[:, rows] for layers in state)
     got = tuple(output[:, rows] if output.ndim == 3 else output[rows] for output in got)

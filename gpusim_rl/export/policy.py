@@ -46,7 +46,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {  # ONNX operations
 
 
 class DeployedPolicy:
-    """Exported policy with its memory; `plain` uses numpy even if onnxruntime is installed."""
+    """Exported policy with memory; `plain` uses numpy even if onnxruntime is installed."""
 
     def __init__(self, folder: str | Path = Path(__file__).parent, plain: bool = False) -> None:
         folder = Path(folder)
@@ -84,9 +84,9 @@ class DeployedPolicy:
         """Return the action, and the control of each actuator by its joint: a servo's target [rad or m].
 
         Args:
-            obs: Raw numbers of each part in its unit, without scale and history, and images by group, uint8 [height,
-                width, channels]. The last action is optional. A policy without named parts takes all numbers in their
-                order, as `policy` if there are images too.
+            obs: Raw values of each part in its unit, without scale and history, and images by group, uint8 [height,
+                width, channels]. The last action is optional. A policy without named parts takes all numbers in order,
+                under the key `policy` if there are also images.
         """
         images = {name: self.image(name, obs.get(name)) for name in self._images}
         numbers = obs.get("policy", ()) if images else obs
@@ -116,7 +116,7 @@ class DeployedPolicy:
                 got = "nothing" if value is None else f"{np.size(value)} numbers"
                 raise ValueError(f"observation part {part['name']!r}: expected {part['size']} numbers, got {got}")
             frame = np.asarray(value, np.float32).ravel() * np.float32(part["scale"])
-            if not np.isfinite(frame).all():  # would stay in last action, history and recurrent state
+            if not np.isfinite(frame).all():  # would persist in the last action, history and recurrent state
                 raise ValueError(f"observation part {part['name']!r}: expected finite numbers, got {frame.tolist()}")
             frames = self._frames.setdefault(part["name"], [frame] * part["history"])
             frames[:] = [*frames[1:], frame]  # the first frame of an episode fills the history
@@ -125,7 +125,7 @@ class DeployedPolicy:
 
 
 def content(folder: Path, name: str) -> bytes:
-    """Read a file of the export; raise ValueError if it is outside of the folder or too large.
+    """Read a file of the export; raise ValueError if it is outside the folder or too large.
 
     onnxruntime gets bytes, not a folder, so that an ONNX file cannot reference weights elsewhere.
     """
@@ -136,7 +136,7 @@ def content(folder: Path, name: str) -> bytes:
 
 
 def plain_function(npz: bytes) -> Callable[[dict[str, Any]], list[Any]]:
-    """Return the function of a file with an ONNX graph's arrays and operations."""
+    """Build a function from a file with an ONNX graph's arrays and operations."""
     with zipfile.ZipFile(io.BytesIO(npz)) as archive:
         if any(entry.compress_type for entry in archive.infolist()):
             raise ValueError("compressed arrays: a few bytes could expand to gigabytes")

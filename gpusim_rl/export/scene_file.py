@@ -25,7 +25,7 @@ _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     """Write `scene.xml` with all digits, and `assets` with meshes, textures and height fields; return the model.
 
-    The scene is compiled with the delays of `whole_steps`. ConfigError: a file of it is missing, or the XML differs.
+    The scene is compiled with the delays of `whole_steps`. Raise ConfigError if a file is missing or the XML differs.
     """
     for actuator in spec.actuators:
         if actuator.nsample and not actuator.interp:
@@ -59,7 +59,7 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     read = mujoco.MjModel.from_xml_path(str(folder / SCENE))
     for field in ("nq", "nv", "nu", "nsensordata", "body_mass", *(f"actuator_{name}" for name in _CONTROLLED)):
         if not np.allclose(getattr(read, field), getattr(model, field), rtol=10.0 ** (3 - digits), atol=1e-12):
-            raise ConfigError(f"MuJoCo {mujoco.__version__} reads another {field} from it", key=SCENE)
+            raise ConfigError(f"MuJoCo {mujoco.__version__} reads a different {field} from it", key=SCENE)
     return model
 
 
@@ -71,7 +71,7 @@ def needs(model: mujoco.MjModel) -> str | None:
 
 
 def _xml(spec: mujoco.MjSpec) -> tuple[str, int]:
-    """Return MJCF and its digits: 17 if MuJoCo has the setting, which its Python package does not expose."""
+    """Return MJCF and its number of digits: 17 if MuJoCo has the setting, which its Python package does not expose."""
     bindings = ctypes.CDLL(mujoco._specs.__file__)  # pyright: ignore[reportAttributeAccessIssue]
     choose = getattr(bindings, "_mjPRIVATE__set_xml_precision", None)
     if choose is None:
@@ -88,7 +88,7 @@ def _content(spec: mujoco.MjSpec, path: str) -> bytes:
     try:
         content = next(iter(held.values())) if held else Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read this file of the scene: {error.strerror or error}", key=path) from None
+        raise ConfigError(f"cannot read this scene file: {error.strerror or error}", key=path) from None
     return content.encode() if isinstance(content, str) else content
 
 

@@ -1,4 +1,4 @@
-"""Joint drives made of MuJoCo actuators, which act in every physics step on every simulator."""
+"""Joint drives built from MuJoCo actuators; they act in every physics step on every simulator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from gpusim_rl.errors import TaskError, available, did_you_mean
 
-Value = float | Mapping[str, float]  # one number for all joints, or numbers by joint name or pattern (`*_hip`)
+Value = float | Mapping[str, float]  # one number for all joints, or one per joint name or pattern (`*_hip`)
 
 RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
 """Columns of `actuator_gainprm` of a DC motor."""
 
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
-INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput, of MuJoCo's DC motor
+INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput of MuJoCo's DC motor
 _NEEDS = {"position": ("stiffness",), "velocity": ("damping",), "torque": (), "dc_motor": ("velocity_limit",)}
 _GAINS = ("stiffness", "damping")
 _REFUSES = {"position": (), "velocity": ("stiffness",), "torque": _GAINS, "dc_motor": _GAINS}
@@ -34,7 +34,7 @@ def add_actuators(
     kind: str,
     values: Mapping[str, Value | None],
 ) -> None:
-    """Add an actuator to each joint; see `Scene.add_actuators`. `drivable` maps hinges and slides by their names."""
+    """Add an actuator to each joint; see `Scene.add_actuators`. `drivable` maps names to hinges and slides."""
     if kind not in INPUT:
         raise TaskError(key="kind", expected=f"one of {list(INPUT)}", got=kind, hint=did_you_mean(str(kind), INPUT))
     patterns = [joints] if isinstance(joints, str) else list(joints)
@@ -50,8 +50,8 @@ def add_actuators(
             raise TaskError(f"kind={kind!r} needs {argument}")
     for argument in _REFUSES[kind]:
         if by_joint[argument] is not None:
-            hint = "Try kind='position' with a velocity_limit: a servo with such a motor" if kind == "dc_motor" else ""
-            raise TaskError(f"kind={kind!r} has no {argument}", hint=hint)
+            hint = "Try kind='position' with a velocity_limit for a servo with a DC motor" if kind == "dc_motor" else ""
+            raise TaskError(f"kind={kind!r} does not support {argument}", hint=hint)
     given = {argument: numbers for argument, numbers in by_joint.items() if numbers is not None}
     for name in chosen:
         drive = {argument: numbers[name] for argument, numbers in given.items()}
@@ -59,7 +59,7 @@ def add_actuators(
 
 
 def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
-    """Return for each name whether the pattern matches it; raise TaskError if none does."""
+    """Map each name to whether the pattern matches it; raise TaskError if none does."""
     matches = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
     if not any(matches.values()):
         raise TaskError(f"{pattern!r} matches no joint", hint=available(pattern, known))
@@ -78,7 +78,7 @@ def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict
                     raise TaskError(f"both {source[name]!r} and {pattern!r} match joint {name!r}", key=argument)
                 numbers[name], source[name] = number, pattern
         if missing := [name for name in joints if name not in numbers]:
-            raise TaskError(f"no number for {', '.join(missing)}", key=argument, got=dict(value))
+            raise TaskError(f"no value for {', '.join(missing)}", key=argument, got=dict(value))
     else:
         numbers = dict.fromkeys(joints, value)
     for name, number in numbers.items():
@@ -98,12 +98,12 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
     )
     stiffness, damping, effort = drive.get("stiffness", 0.0), drive.get("damping", 0.0), drive.get("effort_limit")
     if effort is None and joint.actfrcrange[1] > joint.actfrcrange[0] and joint.actfrclimited:
-        effort = float(max(abs(joint.actfrcrange)))  # the file's
+        effort = float(max(abs(joint.actfrcrange)))  # from the file
     stall = drive.get("stall_effort", effort)
     if "velocity_limit" in drive:
         if stall is None:
             raise TaskError("velocity_limit needs effort_limit or stall_effort", key=f"joint {name!r}")
-        # MuJoCo's DC motor at 1 V, with its servo: torque K (V - K w) / R is `stall` at rest, 0 at the velocity limit.
+        # MuJoCo's DC motor and servo at 1 V: torque K (V - K w) / R is `stall` at rest and 0 at the velocity limit.
         constant = 1.0 / drive["velocity_limit"]
         actuator.set_to_dcmotor(
             motorconst=[constant, constant],
@@ -121,7 +121,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
         actuator.set_to_motor()
     if effort is not None:
         actuator.forcelimited, actuator.forcerange = True, [-effort, effort]
-        joint.actfrclimited = False  # replaced by the actuator's, which can differ per world
+        joint.actfrclimited = False  # replaced by the actuator's limit, which can differ per world
     if kind == "torque" and effort is not None:
         actuator.ctrllimited, actuator.ctrlrange = True, [-effort, effort]
     if kind == "dc_motor":
@@ -136,17 +136,17 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
         raise TaskError(f"max_delay {most} s is below delay {delay} s", key=f"joint {name!r}")
     steps, most_steps = (math.ceil(seconds / dt - 1e-6) for seconds in (delay, most))
     if most_steps:
-        actuator.delay = max(0.0, (steps - 0.5) * dt)  # as `whole_steps`
+        actuator.delay = max(0.0, (steps - 0.5) * dt)  # see `whole_steps`
         actuator.nsample, actuator.interp = most_steps + 1, 0
 
 
 def whole_steps(delay: Tensor, dt: float) -> Tensor:
-    """Round delays [s] up to physics steps, minus half a step: rounding errors then never select another control."""
+    """Round delays [s] up to physics steps minus half a step, so that rounding errors never select another control."""
     return ((delay / dt - 1e-3).ceil() - 0.5).clamp(min=0.0) * dt
 
 
 def has_steps(model: mujoco.MjModel) -> np.ndarray:
-    """Return the mask of actuators whose delay holds controls instead of interpolating."""
+    """Return a mask of actuators whose delay holds controls instead of interpolating them."""
     return (model.actuator_history[:, 0] > 0) & (model.actuator_history[:, 1] == 0)
 
 
@@ -158,7 +158,7 @@ def with_whole_steps(model: mujoco.MjModel) -> mujoco.MjModel:
 
 
 def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
-    """Return columns of `MjData.history` with pending controls, and the control of each."""
+    """Return the columns of `MjData.history` that hold pending controls, and the control index of each."""
     columns, controls = [], []
     for i in range(model.nactuator):
         samples, number = int(model.actuator_history[i, 0]), int(model.actuator_ctrlnum[i])
@@ -170,7 +170,7 @@ def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
 
 
 def control_names(model: mujoco.MjModel) -> list[tuple[str, int]]:
-    """Return name and actuator of each control; an actuator with several has `name/0`, `name/1`."""
+    """Return the name and actuator of each control; multiple controls of an actuator are `name/0`, `name/1`."""
     names = []
     for i, number in enumerate(model.actuator_ctrlnum.tolist()):
         name = model.actuator(i).name
@@ -184,5 +184,5 @@ def is_dc_motor(model: mujoco.MjModel, actuator: int) -> bool:
 
 
 def is_dc_servo(model: mujoco.MjModel, actuator: int, column: int) -> bool:
-    """Return whether an actuator is a DC motor whose servo has a gain in this column."""
+    """Return whether an actuator is a DC motor with a nonzero servo gain in this column."""
     return is_dc_motor(model, actuator) and bool(model.actuator_gainprm[actuator, column] > 0.0)

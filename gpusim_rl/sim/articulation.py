@@ -1,4 +1,4 @@
-"""Articulations, over tensors in MuJoCo's layout."""
+"""Articulations as views of tensors in MuJoCo's layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel"
 
 
 def round_inwards(ranges: np.ndarray) -> np.ndarray:
-    """Round ranges [..., 2] to float32 without exceeding them: robots often start at their limits."""
+    """Round ranges [..., 2] inwards to float32: robots often start at their limits."""
     rounded = ranges.astype(np.float32)
     low, high = rounded[..., 0], rounded[..., 1]
     low = np.where(low < ranges[..., 0], np.nextafter(low, np.float32(np.inf)), low)
@@ -40,7 +40,7 @@ def reference_pose(model: mujoco.MjModel) -> np.ndarray:
 
 
 class Articulation:
-    """Articulation that `Scene.add` made of one file, in every world. State tensors may be views: read-only.
+    """Articulation created by `Scene.add`, in every world. State tensors may be views: do not write to them.
 
     Get bodies, sites, sensors, mocap bodies and dynamics once, in the task's `__init__`. Methods raise TaskError for
     unknown names and wrong shapes; nothing is broadcast.
@@ -50,8 +50,8 @@ class Articulation:
         free_root: Whether the root moves freely; otherwise the base is fixed.
         joint_names: Hinges and slides, in file order.
         body_names: Bodies, in file order.
-        actuator_names: Actuators, in the order of `actuate`: the file's, then those of `Scene.add_actuators`.
-        joint_limits: Joint limits [rad or m], shape [joints, 2]; infinite if unlimited. Rounded to float32 inwards.
+        actuator_names: Actuators, in the order of `actuate`: the file's, then those added by `Scene.add_actuators`.
+        joint_limits: Joint limits [rad or m], shape [joints, 2]; infinite if unlimited. Rounded inwards to float32.
         control_limits: Control limits in the actuators' units, shape [actuators, 2]; infinite if unlimited.
         default_joint_pos: Joint positions of the reference pose [rad or m], shape [joints].
         default_root_pos: Root position of the reference pose [m], shape [3].
@@ -75,7 +75,7 @@ class Articulation:
             self._root_q, self._root_v = slice(q, q + 7), slice(v, v + 6)
         self._root_mocap = int(model.body_mocapid[root])
         self._mocaps = columns([i for i in model.body_mocapid[self._body_ids].tolist() if i >= 0], sim.device)
-        # Consecutive joints are one slice: views instead of gathers.
+        # A slice of consecutive joints gives views instead of gathers.
         in_qpos, in_qvel = (adr[self._joint_ids].tolist() for adr in (model.jnt_qposadr, model.jnt_dofadr))
         self._joint_q, self._joint_v = columns(in_qpos, sim.device), columns(in_qvel, sim.device)
 
@@ -88,7 +88,7 @@ class Articulation:
             pos, quat = pose[self._root_q][:3], pose[self._root_q][3:]
         self.default_root_pos, self.default_root_quat = self._tensor(pos), self._tensor(quat)
 
-        # An actuator with several controls (a servo with two targets) is `name/0`, `name/1`.
+        # Multiple controls of an actuator (a servo with two targets) are named `name/0`, `name/1`.
         controls, self.actuator_names = [], []
         for label, i in scene.elements_of(name, "actuator").items():
             first, number = int(model.actuator_ctrladr[i]), int(model.actuator_ctrlnum[i])
@@ -111,7 +111,7 @@ class Articulation:
         ids = self._scene.elements_of(self.name, kind)
         for name in names:
             if name not in ids:
-                hint = f"{did_you_mean(name, ids)} It has {list(ids) or 'none'}"
+                hint = f"{did_you_mean(name, ids)} Available: {', '.join(ids) or 'none'}"
                 raise TaskError(f"{self.name!r} has no {kind} {name!r}", hint=hint.strip())
         return [ids[name] for name in names]
 
@@ -143,7 +143,7 @@ class Articulation:
     @property
     def root_ang_vel_local(self) -> Float[Tensor, "envs 3"]:
         """Angular velocity of the root body [rad/s], body frame."""
-        if self.free_root:  # MuJoCo's frame
+        if self.free_root:  # MuJoCo uses the body frame
             return self._sim.qvel[:, self._root_v][:, 3:]
         return torch.zeros_like(self.root_pos)
 
@@ -182,7 +182,7 @@ class Articulation:
         return Bodies(self._sim, self._find("body", names))
 
     def mocap(self, name: str) -> Mocap:
-        """Return a mocap body for the task to move, by its `set`."""
+        """Return a mocap body, which the task moves with `Mocap.set`."""
         return Mocap(self._sim, self._find("body", [name])[0])
 
     def contacts(self, names: Sequence[str]) -> Contacts:
@@ -196,7 +196,7 @@ class Articulation:
         return Sites(bodies, self._tensor(model.site_pos[ids]), self._tensor(model.site_quat[ids]))
 
     def sensor(self, name: str) -> Sensor:
-        """Return a sensor of the file or of `Scene.add_sensor`; only requested sensors are computed.
+        """Return a sensor from the file or from `Scene.add_sensor`; only requested sensors are computed.
 
         Position and velocity sensors (gyro, frame position, rangefinder, ...) cost about as much as body poses; force
         and acceleration sensors (accelerometer, force, torque, touch, actuator force) about one physics step per
@@ -205,16 +205,16 @@ class Articulation:
         return Sensor(self._sim, self._find("sensor", [name])[0])
 
     def dynamics(self, body: str) -> Dynamics:
-        """Return mass matrix, and Jacobian of a body, with the scene's masses: per-world changes are ignored."""
+        """Return mass matrix and Jacobian of a body, computed from the scene's masses; per-world masses are ignored."""
         (body_id,) = self._find("body", [body])
         if not self._joint_ids:
-            raise TaskError(f"{self.name!r} has no joints, so no dynamics")
+            raise TaskError(f"{self.name!r} has no joints: dynamics() requires at least one")
         return Dynamics(self._sim, self._joint_ids, self._body_ids, body_id)
 
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
         """Set the controls, in the order of `actuator_names`; they hold until set again."""
         names = self.actuator_names
-        hint = f"Try num_actions = {len(names)} if the action is the control"
+        hint = f"Try num_actions = {len(names)} if actions are controls"
         check_shape(f"{self.name!r}.actuate(): control", control, (self._sim.num_envs, len(names)), names, hint)
         write_columns(self._sim.ctrl, self._controls, control)
 
@@ -237,7 +237,7 @@ class Articulation:
         joint_vel: Float[Tensor, "envs joints"] | None = None,
         mocap_poses: Float[Tensor, "envs poses"] | None = None,
     ) -> None:
-        """Write state in the masked worlds; omitted values stay. Velocities are in the world frame."""
+        """Write the state of the masked worlds; omitted values stay unchanged. Velocities are in the world frame."""
         state = {"root_pos": root_pos, "root_quat": root_quat, "joint_pos": joint_pos, "joint_vel": joint_vel}
         state |= {"root_lin_vel": root_lin_vel, "root_ang_vel": root_ang_vel}
         self._check_state(where, state)
@@ -247,7 +247,7 @@ class Articulation:
                 value = torch.where(where[:, None, None], value, read_columns(target, self._mocaps))
                 write_columns(target, self._mocaps, value)
         if root_quat is not None and root_ang_vel is None:
-            root_ang_vel = self.root_ang_vel  # constant in the world frame, unlike MuJoCo's
+            root_ang_vel = self.root_ang_vel  # keep it in the world frame; MuJoCo's is in the body frame
         if root_ang_vel is not None:
             quat = self.root_quat if root_quat is None else root_quat
             state["root_ang_vel"] = quat_rotate_inverse(quat, root_ang_vel)

@@ -1,4 +1,4 @@
-"""Bodies, sites, contacts and sensors of an articulation, over tensors in MuJoCo's layout."""
+"""Bodies, sites, contacts and sensors of an articulation as views of tensors in MuJoCo's layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusim_rl.sim.scene import Scene
 
 
 class MujocoTensors(Protocol):
-    """Interface of simulators to articulations: float32 tensors of MuJoCo's arrays."""
+    """Simulator interface used by articulations: MuJoCo's arrays as float32 tensors."""
 
     name: str
     num_envs: int
@@ -53,7 +53,7 @@ class MujocoTensors(Protocol):
 
 
 class Bodies:
-    """Bodies of an articulation, with the file's frames; up to date whenever read."""
+    """Bodies of an articulation, in the file's body frames; up to date whenever read."""
 
     def __init__(self, sim: MujocoTensors, ids: list[int]) -> None:
         self._sim = sim
@@ -92,13 +92,13 @@ class Bodies:
 
     @property
     def wrench(self) -> Float[Tensor, "envs bodies 6"]:
-        """Force [N] and torque [N m] set by `apply_wrench`, a copy."""
+        """Copy of the force [N] and torque [N m] set by `apply_wrench`."""
         return self._sim.xfrc_applied.index_select(1, self._ids)
 
     def apply_wrench(
         self, force: Float[Tensor, "envs bodies 3"], torque: Float[Tensor, "envs bodies 3"] | None = None
     ) -> None:
-        """Apply a force [N] and a torque [N m], world frame, at the centres of mass until set again or reset."""
+        """Apply a force [N] and a torque [N m], world frame, at the centres of mass; held until set again or reset."""
         shape = (self._sim.num_envs, len(self._names), 3)
         check_shape("apply_wrench(): force", force, shape, self._names)
         if torque is not None:
@@ -109,14 +109,14 @@ class Bodies:
 
 
 def mocap_start(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions and orientations of mocap bodies in the file, [nmocap, 3 and 4], float32."""
+    """Return the file's positions [nmocap, 3] and orientations [nmocap, 4] of mocap bodies, float32."""
     ids = np.flatnonzero(model.body_mocapid >= 0)
     ids = ids[np.argsort(model.body_mocapid[ids])]
     return model.body_pos[ids].astype(np.float32), model.body_quat[ids].astype(np.float32)
 
 
 class Mocap:
-    """Body that stays where it is put, and drags what is welded or connected to it; a reset restores the file's pose.
+    """Mocap body: the task places it, and it drags bodies welded or connected to it. A reset restores the file's pose.
 
     Attributes:
         default_pos: Position in the file [m], shape [3].
@@ -152,7 +152,7 @@ class Mocap:
         pos: Float[Tensor, "envs 3"] | None = None,
         quat: Float[Tensor, "envs 4"] | None = None,
     ) -> None:
-        """Move the body in the masked worlds; omitted values stay. Raise TaskError for a wrong shape."""
+        """Move the body in the masked worlds; omitted values stay unchanged. Raise TaskError for a wrong shape."""
         check_shape(f"mocap {self._name!r}: where", where, (self._sim.num_envs,))
         for name, value, target in (("pos", pos, self.pos), ("quat", quat, self.quat)):
             if value is not None:
@@ -236,7 +236,7 @@ class Sensor:
         self._sim, self._stage = sim, int(model.sensor_needstage[sensor])
         columns = sim.scene.sensor_columns(model.sensor(sensor).name)
         self.size, self._columns = len(columns), slice(columns.start, columns.stop)
-        # Contacts of the current state would cost another step. Newton's steps have no such sensor.
+        # Contacts in the current state would cost another step. Newton's steps compute no contact sensors.
         self._late = model.sensor_type[sensor] == mujoco.mjtSensor.mjSENS_CONTACT and sim.name != "newton"
         if not self._late:
             sim.current_sensors(self._stage)

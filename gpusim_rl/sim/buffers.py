@@ -12,7 +12,7 @@ import numpy as np
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.scene import Scene
 
-# Contacts of a plane with a geom, by type; others have up to four.
+# Contacts between a plane and a geom, by geom type; other types have up to four.
 _PLANE_CONTACTS = {
     mujoco.mjtGeom.mjGEOM_SPHERE.value: 1,
     mujoco.mjtGeom.mjGEOM_CAPSULE.value: 2,
@@ -21,20 +21,20 @@ _PLANE_CONTACTS = {
 _FREE, _BALL = mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_BALL.value
 _POSES, _POSE_WORK = 64, 40_000  # random poses; fewer if poses x geoms exceed this
 _SETTLE_S, _STEP_WORK = 0.5, 150_000  # simulated time; less if physics steps x degrees of freedom exceed this
-_MARGIN = 1.5  # over a trial's needs
+_MARGIN = 1.5  # factor on a trial's needs
 
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
-    """Return constraint rows and contacts per world, from the settings, else the scene, else estimated."""
+    """Return constraint rows and contacts per world: from the settings, else from the scene, else estimated."""
     rows, contacts = cfg.njmax or scene.njmax, cfg.nconmax
     estimated = (0, 0) if rows and contacts else estimate_buffers(scene.model)
     return rows or estimated[0], contacts or estimated[1]
 
 
 def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
-    """Estimate constraint rows, a limit per world, and contacts, pooled over worlds, to allocate per world.
+    """Estimate constraint rows and contacts to allocate per world; rows are a limit per world, contacts are pooled.
 
-    Many geoms touch the ground with half of their contacts, and some of those that can touch each other. That is over
+    Assumes that many geoms touch the ground with half of their contacts, and that some touch each other. This is over
     twice the need of a thrown Ant; a short MuJoCo trial may raise it.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
@@ -45,7 +45,7 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     near = int(touch[:, ~(is_plane | is_hfield)].any(axis=1).sum())
     contacts = min(ground, 8 + ground // 2) + min(near, 6 + near // 4) + 4 * model.npair
     objects = int((model.jnt_type == _FREE).sum())
-    if objects > 2:  # a heap of 100 boxes has 4.1 contacts each
+    if objects > 2:  # a heap of 100 boxes has 4.1 contacts per box
         contacts = max(contacts, 5 * objects)
 
     dims = [*model.geom_condim[touch.any(axis=1)].tolist(), *model.pair_dim.tolist()]
@@ -54,19 +54,19 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     rows = contacts * (2 * (dim - 1) if pyramidal and dim > 1 else dim)
     for flags in (model.jnt_limited, model.tendon_limited, model.dof_frictionloss, model.tendon_frictionloss):
         rows += int(np.count_nonzero(flags))
-    rows += 6 * model.neq  # a weld has the most
+    rows += 6 * model.neq  # welds have the most rows
     seen_rows, seen_contacts = _trial(model, touch & ~(is_plane | is_plane[:, None]))
     return _round_up(max(rows, _MARGIN * seen_rows)), _round_up(max(contacts, _MARGIN * seen_contacts))
 
 
 def enough(room: Mapping[str, int], needs: Mapping[str, float]) -> str:
-    """Format buffer settings that hold the needs with a margin."""
+    """Format buffer settings that cover the needs with a margin."""
     sizes = {n: _round_up(max(1.5 * needs[n], size * (2 if needs[n] > size else 1))) for n, size in room.items()}
     return " ".join(f"sim.{name}={size}" for name, size in sizes.items())
 
 
 def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
-    """Return the most constraint rows, and contacts or candidate pairs, in random poses and a short simulation."""
+    """Return the maximum constraint rows, and contacts or candidate pairs, over random poses and a short simulation."""
     model, random = copy.copy(model), np.random.default_rng(0)
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value | mujoco.mjtDisableBit.mjDSBL_SENSOR.value
     data = mujoco.MjData(model)
@@ -100,13 +100,13 @@ def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
             data.ctrl[:] = random.uniform(low, high)
         mujoco.mj_step(model, data)
         if not np.isfinite(data.qacc).all() or np.abs(data.qvel).max(initial=0.0) > 1e4:
-            break  # diverged: MuJoCo would write warnings
+            break  # diverged: MuJoCo would log warnings
         count(candidates=False)
     return most[0], most[1]
 
 
 def may_touch(model: mujoco.MjModel) -> np.ndarray:
-    """Return the mask of geom pairs that may touch by MuJoCo's rules, without explicit `<pair>`s: [ngeom, ngeom]."""
+    """Return a mask of geom pairs that can touch under MuJoCo's rules, excluding `<pair>`s; shape [ngeom, ngeom]."""
     body = model.geom_bodyid
     weld = model.body_weldid[body]
     still, parent = model.body_dofnum[weld] == 0, model.body_weldid[model.body_parentid[weld]]

@@ -13,7 +13,7 @@ from torch import Tensor, uint8
 from gpusim_rl.errors import TaskError, available
 
 OUTPUTS = ("rgb", "depth", "segmentation")
-FAR = 100.0  # depth of the far plane, and of pixels that show nothing [m]
+FAR = 100.0  # depth of the far plane, and of pixels without a hit [m]
 SKY = (0.70, 0.80, 0.90)  # background colour (RGB) of scenes without a sky texture
 
 
@@ -46,13 +46,13 @@ def add_camera(
     known = [each.name for each in spec.cameras]
     if camera.name in known:
         if (body, pos, quat, target) != (None, None, None, None):
-            raise TaskError("a file defines this camera, with its body, pos, quat and target", key=call)
+            raise TaskError("a file already defines this camera; omit body, pos, quat and target", key=call)
         if fovy is not None:
             spec.camera(camera.name).fovy = fovy
         return
     if pos is None:
         hint = available(camera.name, known)
-        raise TaskError("no file has this camera, and a new one needs pos", key=call, hint=hint)
+        raise TaskError("no file defines this camera, and a new camera requires pos", key=call, hint=hint)
     bodies = [each.name for each in spec.bodies[1:]]  # without the world
     if body is not None and body not in bodies:
         raise TaskError(f"no body {body!r}", key=call, hint=available(body, bodies))
@@ -73,15 +73,15 @@ def _check(call: str, camera: SceneCamera) -> None:
     is_size = len(size) == 2 and all(isinstance(length, int) and 1 <= length <= 4096 for length in size)
     for name, valid, expected in (
         ("size", is_size, "a height and a width from 1 to 4096 pixels"),
-        ("outputs", {*outputs} <= {*OUTPUTS} and 0 < len(outputs) == len({*outputs}), f"some of {', '.join(OUTPUTS)}"),
-        ("every", isinstance(camera.every, int) and camera.every >= 1, "a number of control steps from 1 on"),
-        ("samples", isinstance(camera.samples, int) and 1 <= camera.samples <= 8, "a number from 1 to 8"),
-        ("groups", groups and {*groups} <= {*range(6)}, "some of 0 to 5"),
+        ("outputs", {*outputs} <= {*OUTPUTS} and 0 < len(outputs) == len({*outputs}), f"any of {', '.join(OUTPUTS)}"),
+        ("every", isinstance(camera.every, int) and camera.every >= 1, "a positive int [control steps]"),
+        ("samples", isinstance(camera.samples, int) and 1 <= camera.samples <= 8, "an int from 1 to 8"),
+        ("groups", groups and {*groups} <= {*range(6)}, "geom groups from 0 to 5"),
     ):
         if not valid:
             raise TaskError(key=f"{call}: {name}", expected=expected, got=getattr(camera, name))
     if camera.samples > 1 and "rgb" not in outputs:
-        raise TaskError(key=f"{call}: samples", expected="1 without rgb in outputs", got=camera.samples)
+        raise TaskError(key=f"{call}: samples", expected="1 unless outputs include rgb", got=camera.samples)
 
 
 def _look(call: str, pos: Sequence[float], target: Sequence[float]) -> list[float]:
@@ -104,7 +104,7 @@ class CameraImages:
         name: Name of the camera.
         size: Height H and width W [pixels].
         outputs: Available images: `rgb`, `depth`, `segmentation`.
-        age: Control steps since the frame was drawn, int64 [num_envs]; the frame may be of the previous episode.
+        age: Control steps since the frame was drawn, int64 [num_envs]; the frame may show the previous episode.
     """
 
     def __init__(self, camera: SceneCamera, tensors: dict[str, Tensor], age: Int[Tensor, " envs"]) -> None:
@@ -118,20 +118,20 @@ class CameraImages:
 
     @property
     def depth(self) -> Float[Tensor, "envs height width"]:
-        """Distance along the view [m], float32 [num_envs, H, W]; `FAR`, 100 m, where nothing is shown."""
+        """Distance along the viewing direction [m], float32 [num_envs, H, W]; `FAR` (100 m) without a hit."""
         return self._output("depth")
 
     def depth_bytes(self, near: float, far: float) -> UInt8[Tensor, "envs height width 1"]:
-        """Return the depth as a policy's image, uint8 [num_envs, H, W, 1]: 0 at `near`, 255 at `far` [m]."""
+        """Return the depth as an image for a policy, uint8 [num_envs, H, W, 1]: 0 at `near`, 255 at `far` [m]."""
         return ((self.depth - near) * (255.0 / (far - near))).clamp_(0.0, 255.0)[..., None].to(uint8)
 
     @property
     def segmentation(self) -> Int[Tensor, "envs height width"]:
-        """Body id per pixel, int32 [num_envs, H, W]; -1 for nothing, 0 for everything fixed to the world."""
+        """Body id per pixel, int32 [num_envs, H, W]; -1 for background, 0 for everything fixed to the world."""
         return self._output("segmentation")
 
     def _output(self, name: str) -> Tensor:
         if name not in self._tensors:
             outputs = (*self.outputs, name)
-            raise TaskError(f"camera {self.name!r} lacks output {name}", hint=f"Try add_camera(..., outputs={outputs})")
+            raise TaskError(f"camera {self.name!r} has no {name}", hint=f"Try add_camera(..., outputs={outputs})")
         return self._tensors[name]

@@ -1,4 +1,4 @@
-"""Renderer of all worlds' cameras: MuJoCo Warp's ray caster, one launch on CUDA, one share per thread on the CPU."""
+"""Renderer for the cameras of all worlds: MuJoCo Warp's ray caster, one launch on CUDA, several threads on a CPU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from gpusim_rl.sim.warp import WarpGraphs, announce_compilation
 
 wp.set_module_options({"enable_backward": False})
 
-_BYTES = {"rgb": 4 + 3, "depth": 4 + 4, "segmentation": 8 + 4}  # per pixel, in the renderer plus in the tensor
-_BYTES_OF_SUM = 12  # per pixel, with several samples
+_BYTES = {"rgb": 4 + 3, "depth": 4 + 4, "segmentation": 8 + 4}  # per pixel: in the renderer, plus in the tensor
+_BYTES_OF_SUM = 12  # per pixel, if samples > 1
 _READ_BY_RAYS = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 
 
@@ -39,7 +39,7 @@ def _part(owner: Any, worlds: slice, *fields: str) -> Any:
 
 
 def _give_boxes(context: mjw.RenderContext, worlds: slice) -> None:
-    """Build the bounding volumes of some worlds, which the ray caster counts from 0."""
+    """Build the bounding volumes of a slice of worlds, which the ray caster numbers from 0."""
     size, num_envs = context.bvh_ngeom, worlds.stop - worlds.start
     for field in ("lower", "upper"):
         setattr(context, field, wp.clone(getattr(context, field)[size * worlds.start : size * worlds.stop]))
@@ -55,7 +55,7 @@ class _Group:
 
     def __init__(self, every: int, num_envs: int, device: torch.device) -> None:
         self.every, self.cameras = every, list[SceneCamera]()
-        self.age = torch.full((1,), every, device=device)  # due at once
+        self.age = torch.full((1,), every, device=device)  # due immediately
         self.age_of_envs = self.age.expand(num_envs)
         self.due = wp.ones(1, dtype=int)
         self.due_mask = wp.to_torch(self.due)
@@ -72,9 +72,9 @@ class _Group:
 
 
 class CameraRenderer:
-    """Renderer with its own model and data that follow the simulator's positions.
+    """Renderer with a separate model and data that track the simulator's positions.
 
-    One thread updates the kinematics, a hundredth of the time; then each draws its share. The first `draw` allocates
+    One thread updates the kinematics (1 % of the time); then each thread draws its share. The first `draw` allocates
     and compiles, outside of graph captures.
     """
 
@@ -88,16 +88,16 @@ class CameraRenderer:
         self._pool = ThreadPoolExecutor(self._num_threads, "camera") if self._num_threads > 1 else None
         self._source = model = copy.copy(scene.model)
         if model.nflex:
-            raise ConfigError("cameras cannot draw the flexible bodies of this scene", key="sim.camera")
+            raise ConfigError("cannot render the flexible bodies of this scene", key="sim.camera")
         model.stat.extent, model.vis.map.zfar = 1.0, FAR  # the far plane is their product
         model.opt.solver, model.opt.cone = mujoco.mjtSolver.mjSOL_NEWTON, mujoco.mjtCone.mjCONE_PYRAMIDAL
-        model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER  # it is never stepped
+        model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER  # never stepped
         with self._graphs.scope():
             try:
                 self._model = mjw.put_model(model)
                 self._data = mjw.make_data(model, nworld=len(qpos), nconmax=1, njmax=1)
             except (NotImplementedError, ValueError) as error:
-                raise ConfigError(f"MuJoCo Warp cannot draw the scene: {first_line(error)}", key="sim.camera") from None
+                raise ConfigError(f"MuJoCo Warp cannot render this: {first_line(error)}", key="sim.camera") from None
         arrays = (self._data.qpos, self._data.mocap_pos, self._data.mocap_quat)
         self._moved = [(wp.to_torch(a), b) for a, b in zip(arrays, state, strict=True) if a.size]
         self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}  # by every, groups of geoms, samples
@@ -108,7 +108,7 @@ class CameraRenderer:
         self._needed = 0  # bytes
 
     def images(self, camera: SceneCamera) -> CameraImages:
-        """Return a camera's images, always the same object."""
+        """Return a camera's images; repeated calls return the same object."""
         if camera.name in self._images:
             return self._images[camera.name]
         if not np.isin(self._source.geom_group, camera.groups).any():
@@ -138,7 +138,7 @@ class CameraRenderer:
         free = torch.cuda.mem_get_info(self._device)[0] if on_cuda else memory_available_bytes()
         if needed + self._needed > free:
             images = f"{height} x {width} pixels of {self._num_envs} envs"
-            size = f"{needed / 1e9:.3g} GB for {images}, {free / 1e9:.3g} GB are free"
+            size = f"{needed / 1e9:.3g} GB for {images}, but {free / 1e9:.3g} GB are free"
             raise MemoryError(f"camera {camera.name!r} needs {size}")
         self._needed += needed
 
@@ -188,7 +188,7 @@ class CameraRenderer:
         if self._pool is None:
             self._graphs.run("cameras", self._shares[0])
             return
-        with self._graphs.scope():  # Warp has one current device for all threads
+        with self._graphs.scope():  # Warp's current device is shared by all threads
             list(self._pool.map(lambda share: share(), self._shares))
 
     def _move(self) -> None:
@@ -202,15 +202,15 @@ class CameraRenderer:
             contexts = [self._context(group.cameras) for group in self._groups.values()]
             self._move()
             for context in contexts:
-                mjw.render(self._model, self._data, context)  # builds the kernel that the shares use
+                mjw.render(self._model, self._data, context)  # compiles the kernel that the shares use
             self._shares = [self._share(slice(start, end), contexts) for start, end in pairwise(ends)]
-            self._shares[0]()  # builds the copy kernels
+            self._shares[0]()  # compiles the copy kernels
         self._graphs.synchronize()
 
     def _context(self, cameras: list[SceneCamera]) -> mjw.RenderContext:
-        one = cameras[0]  # a context has one value of some settings
+        one = cameras[0]  # some settings are per context
         if one.samples > 1 and "cam_fovy" in self._own:
-            raise TaskError(f"sim.param('cam_fovy') needs samples=1, got {one.samples}", key=f"camera {one.name!r}")
+            raise TaskError(f"sim.param('cam_fovy') requires samples=1, got {one.samples}", key=f"camera {one.name!r}")
         return mjw.create_render_context(
             self._source,
             nworld=self._num_envs,
@@ -269,7 +269,7 @@ class CameraRenderer:
         return draw
 
     def state(self) -> dict[str, Tensor]:
-        """Return views of the frames that cannot be redrawn and of their ages."""
+        """Return views of the frames that cannot be redrawn, and of their ages."""
         late = {key: group for key, group in self._groups.items() if group.every > 1}
         ages = {f"age.{key}": group.age for key, group in late.items()}
         names = [camera.name for group in late.values() for camera in group.cameras]
@@ -283,7 +283,7 @@ class CameraRenderer:
             self._pool.shutdown()
 
 
-# Kernels are compiled; type checkers do not understand their arrays.
+# Warp compiles kernels; type checkers do not understand their array types.
 _Floats = wp.array2d(dtype=float)
 _Ints = wp.array2d(dtype=int)
 

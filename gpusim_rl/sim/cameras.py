@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class Cameras:
     """Cameras of a simulator; the renderer is created when the first camera is requested.
 
-    `state` is positions [num_envs, nq], and mocap positions and orientations; `num_threads` of None is one per CPU;
-    `graphs` are those of a simulator on Warp.
+    `state`: positions [num_envs, nq], mocap positions and orientations. `num_threads`: None = one per CPU. `graphs`:
+    those of a simulator on Warp.
     """
 
     def __init__(
         self, scene: Scene, state: tuple[Tensor, ...], num_threads: int | None, graphs: WarpGraphs | None = None
     ) -> None:
         self._scene, self._arguments = scene, (state, num_threads, graphs)
-        self._made: CameraRenderer | None = None  # on first use
+        self._made: CameraRenderer | None = None  # created on first use
 
     def find(self, name: str) -> CameraImages:
         """Return the images of a camera; see `Sim.camera`."""

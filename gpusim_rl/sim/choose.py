@@ -18,7 +18,7 @@ from gpusim_rl.sim.scene import Scene
 
 logger = logging.getLogger("gpusim_rl")
 
-OLDER = ", in an environment without Isaac Lab and mjlab, which need older ones"
+OLDER = ", in an environment without Isaac Lab and mjlab, which require older versions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
     kinds = SIMULATORS[name].devices
     if device.type not in kinds:
         other = f"sim={default_simulator(device.type).name}, or sim_device={kinds[0]}"
-        hint = f"Try {other}; the policy may be on another device"
+        hint = f"Try {other}; the policy can run on another device"
         raise ConfigError(f"sim={name} runs on {' or '.join(kinds)} only, got device {device}", hint=hint)
     return SimChoice(name, device, "as configured")
 

@@ -1,6 +1,6 @@
 """Model constants that MuJoCo derives from masses, updated in selected worlds of MuJoCo Warp.
 
-`mujoco_warp.set_const` updates all worlds in hundreds of launches. Inverse weights belong to the reference pose, which
+`mujoco_warp.set_const` updates all worlds in hundreds of launches. Inverse weights refer to the reference pose, which
 all worlds share, so Jacobians are computed once and a few kernels do the rest.
 """
 
@@ -37,7 +37,7 @@ def constants_of(model: mujoco.MjModel) -> list[str]:
 
 
 # pyright: reportInvalidTypeForm=false
-# Kernels are compiled; type checkers do not understand their arrays.
+# Warp compiles kernels; type checkers do not understand their array types.
 _Floats = wp.array2d(dtype=float)
 _Ints = wp.array(dtype=int)
 _Vectors = wp.array2d(dtype=wp.vec3)
@@ -61,18 +61,18 @@ class _Fields:
     dof_parentid: _Ints
     body_subtreenum: _Ints
     body_weldid: _Ints
-    # of the reference pose
+    # in the reference pose
     lin: _Vectors  # Jacobian of a body's origin, [nbody, nv]
     ang: _Vectors
     frames: _Frames
-    axes: _Frames  # of inertia
+    axes: _Frames  # principal axes of inertia
     extra: _Floats  # inertia of tendons, [nv, nv]
     tendons: _Floats  # Jacobian, [ntendon, nv]
     moments: _Floats  # with unit gear, [actuator outputs, nv]
-    # of the tree
+    # of the kinematic tree
     armed: _Ints  # actuators with an armature
-    last: _Ints  # dof that moves a body; its ancestors are the others
-    first: _Ints  # dof of a joint's translations or rotations, which share their weight
+    last: _Ints  # last dof that moves a body; the others are its ancestors
+    first: _Ints  # first dof of a joint's translations or rotations, which share a weight
     shared_by: _Ints
     # work space, [num_envs, nv, nv]
     matrix: _Matrices
@@ -83,10 +83,10 @@ _Inputs = wp.struct(_Fields)  # not by a decorator, which import hooks of type c
 
 
 class Constants:
-    """Kernels that derive the `constants_of` a model in the worlds of the mask `where`.
+    """Kernels that derive a model's `constants_of` in the worlds of the mask `where`.
 
-    Their inputs have one row per world or one shared row, the constants one per world. `source` is the model that all
-    worlds started from. Create it within `WarpGraphs.scope`.
+    Inputs have one row per world or one shared row; constants have one row per world. `source` is the initial model of
+    all worlds. Create it within `WarpGraphs.scope`.
     """
 
     def __init__(self, source: mujoco.MjModel, model: mjw.Model, where: wp.array) -> None:
@@ -156,7 +156,7 @@ def _unit_moments(source: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
 
 
 def _extra_inertia(source: mujoco.MjModel, data: mujoco.MjData, lin: np.ndarray, ang: np.ndarray) -> np.ndarray:
-    """Return the mass matrix without links and joint armatures, shape [nv, nv]."""
+    """Return the mass matrix without the contributions of links and joint armatures, shape [nv, nv]."""
     full = np.zeros((source.nv, source.nv))
     mujoco.mj_fullM(source, data, full)
     lever = data.xipos - data.xpos
@@ -273,7 +273,7 @@ def _body_constants(m: _Inputs, subtreemass: _Floats, invweight: wp.array2d(dtyp
                 ang_weight += element * wp.dot(m.ang[body, i], m.ang[body, j])
                 j = m.dof_parentid[j]
             i = m.dof_parentid[i]
-    # Like MuJoCo, replace one that is zero by the other.
+    # Like MuJoCo, replace a zero weight with the other weight.
     if lin_weight < _MIN:
         lin_weight = ang_weight
     elif ang_weight < _MIN:

@@ -14,10 +14,10 @@ from gpusim_rl.sim.masks import columns
 
 
 class Dynamics:
-    """Joint-space dynamics of an articulation with its free root held still; up to date whenever read.
+    """Joint-space dynamics of an articulation with any free root held fixed; up to date whenever read.
 
-    The velocities of all bodies, scaled by the roots of masses and principal inertias, make the kinetic energy half a
-    squared norm and the mass matrix a product of two thin matrices. Per-world masses are ignored.
+    With body velocities scaled by the square roots of masses and principal inertias, the kinetic energy is half a
+    squared norm, and the mass matrix a product of two thin matrices. Per-world masses are ignored.
     """
 
     def __init__(self, sim: MujocoTensors, joints: Sequence[int], bodies: Sequence[int], body: int) -> None:
@@ -59,7 +59,7 @@ class Dynamics:
     def _velocities(
         self, points: Float[Tensor, "envs bodies 3"], carried: Float[Tensor, "bodies joints"]
     ) -> tuple[Float[Tensor, "envs bodies joints 3"], Float[Tensor, "envs bodies joints 3"]]:
-        """Return linear and angular velocity of each body at its point per unit velocity of each joint."""
+        """Return linear (at its point) and angular velocity of each body per unit velocity of each joint."""
         anchor, axis = (self._derived(field)[:, None, self._joints] for field in ("xanchor", "xaxis"))
         hinge, slide = carried * self._is_hinge, carried * (1.0 - self._is_hinge)
         angular = hinge[..., None] * axis

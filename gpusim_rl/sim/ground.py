@@ -14,7 +14,7 @@ from gpusim_rl.errors import TaskError
 from gpusim_rl.sim.terrain import Terrain
 
 NAME = "ground"
-TERRAIN_DEPTH = 1.0  # ground below its lowest point [m]; what sinks deeper falls through
+TERRAIN_DEPTH = 1.0  # thickness below the lowest point [m]; anything that sinks deeper falls through
 
 
 def add_plane(spec: mujoco.MjSpec, friction: Sequence[float], solimp: Sequence[float], margin: float) -> None:
@@ -64,16 +64,16 @@ def add_heights(
 def read_heights(
     call: str, heights: np.ndarray | str | Path, size: Sequence[float], height: float | None
 ) -> Float[np.ndarray, "x y"]:
-    """Return heights [m] of an array or picture; see `Scene.add_heightfield`."""
+    """Return heights [m] from an array or image; see `Scene.add_heightfield`."""
     if isinstance(heights, str | Path):
         if height is None or not height > 0.0:
-            raise TaskError(key=f"{call}: height", expected="a positive height [m] for a picture", got=height)
+            raise TaskError(key=f"{call}: height", expected="a positive height [m] for an image", got=height)
         try:
             field = height * _read_picture(Path(heights))
         except ValueError as error:
             raise TaskError(f"cannot read {heights}: {' '.join(str(error).split())}", key=call) from None
     elif height is not None:
-        raise TaskError("height is for pictures; an array has heights in m", key=call)
+        raise TaskError("height applies to images only; array heights are in m", key=call)
     else:
         field = np.asarray(heights, dtype=np.float64)
     if field.ndim != 2 or min(field.shape) < 2 or not np.isfinite(field).all():

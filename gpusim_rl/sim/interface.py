@@ -20,7 +20,7 @@ from gpusim_rl.sim.scene import Scene
 
 
 def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
-    """Return the rows in which any of the tensors, [envs, ...] each, is NaN or infinite."""
+    """Return a mask of the rows in which any of the tensors, [envs, ...] each, is NaN or infinite."""
     # 0 * x is NaN for both
     return functools.reduce(torch.logical_or, ((0.0 * x).flatten(1).any(dim=1) for x in tensors))
 
@@ -36,7 +36,7 @@ def put_pose(model: mujoco.MjModel, data: mujoco.MjData, pose: np.ndarray) -> No
 
 @runtime_checkable
 class Sim(Protocol):
-    """`num_envs` copies of one scene, stepped together. Methods raise TaskError for names that do not exist."""
+    """`num_envs` copies of one scene, stepped together. Methods raise TaskError for unknown names."""
 
     name: str
     num_envs: int
@@ -59,7 +59,7 @@ class Sim(Protocol):
 
     @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
-        """Worlds in which a control or applied force is NaN or infinite; simulators disagree on what happens then."""
+        """Worlds in which a control or applied force is NaN or infinite; simulators react differently."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class Sim(Protocol):
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
-        """Demand on the `buffers` in the last physics step, above capacity where one was full since the last reset."""
+        """Demand on the `buffers` in the last physics step; above capacity if one overflowed since the last reset."""
         ...
 
     def articulation(self, name: str) -> Articulation:
@@ -82,7 +82,7 @@ class Sim(Protocol):
             self.mass = sim.param("body_mass", "ant", ["torso"])
             self.mass.set(self.mass.default * self.random.uniform(0.8, 1.2, 1), where)
 
-        Call it in the task's `__init__`: CUDA graphs captured before keep the shared values.
+        Call it in the task's `__init__`: CUDA graphs captured earlier keep the shared values.
 
         Args:
             name: Field of MuJoCo's model, `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
@@ -100,7 +100,7 @@ class Sim(Protocol):
 
         Raises:
             ConfigError: MuJoCo Warp is missing, or cannot render this scene.
-            MemoryError: The images do not fit into the free memory.
+            MemoryError: The images do not fit in free memory.
         """
         ...
 
@@ -117,7 +117,7 @@ class Sim(Protocol):
         """Render the requested cameras that are due. `VecEnv` calls it once per control step, after the resets."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the full state; loading it continues bit for bit where the backend can."""
+        """Return the full state; loading it continues bit for bit if the backend supports that."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

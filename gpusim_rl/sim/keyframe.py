@@ -1,4 +1,4 @@
-"""Reference poses: redraw a robot in the pose of a keyframe."""
+"""Reference poses: rewrite a robot's spec in the pose of a keyframe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.errors import TaskError, available
 logger = logging.getLogger(__name__)
 
 _JOINT_TIES = (mujoco.mjtEq.mjEQ_JOINT, mujoco.mjtEq.mjEQ_TENDON)
-# Where a compiled tie stores the pose of one body in the other, derived from the reference pose.
+# Columns of compiled equalities with one body's pose in the other, derived from the reference pose.
 _DERIVED = {mujoco.mjtEq.mjEQ_CONNECT: slice(3, 6), mujoco.mjtEq.mjEQ_WELD: slice(3, 10)}
 _TIE_TOLERANCE = 1e-3  # m or rad; keyframes have few digits
 
@@ -21,28 +21,28 @@ Pose = tuple[np.ndarray, np.ndarray]  # position, quaternion wxyz
 
 
 def ties_bodies(spec: mujoco.MjSpec) -> bool:
-    """Return whether equalities tie bodies, not just joints or tendons."""
+    """Return whether any equality constrains bodies, not just joints or tendons."""
     return any(tie.type not in _JOINT_TIES for tie in spec.equalities)
 
 
 def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
-    """Return whether `stand` accepts a keyframe; log why not if the file has it."""
+    """Return whether `stand` accepts a keyframe; log the reason if it rejects an existing one."""
     if keyframe not in {key.name for key in spec.keys}:
         return False
     try:
         stand(spec.copy(), keyframe)
     except ValueError as error:
-        logger.warning("the pose stays as the file draws it: %s", " ".join(str(error).split()))
+        logger.warning("keeping the file's pose: %s", " ".join(str(error).split()))
         return False
     return True
 
 
 def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
-    """Make a keyframe the reference pose, in which each joint's `ref` keeps the meaning of positions.
+    """Make a keyframe the reference pose; each joint's `ref` is set so that positions keep their meaning.
 
-    The keyframe's velocities and controls are ignored. Joint and tendon ties count from the reference pose and are
-    rewritten. A ball joint has no `ref`: its rotation counts from the keyframe; one with limits or a spring keeps its
-    pose. TaskError if the keyframe is missing, has the wrong size, or breaks a tie of two bodies.
+    The keyframe's velocities and controls are ignored. Equalities of joints and tendons are relative to the reference
+    pose and are rewritten. Ball joints have no `ref`: their rotation becomes relative to the keyframe; with limits or
+    a spring they keep their pose. TaskError if the keyframe is missing, of the wrong size, or violates a body equality.
     """
     names = [key.name for key in spec.keys]
     if keyframe not in names:
@@ -63,17 +63,17 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
         elif part := _DERIVED.get(tie.type):
             was, now = (model.eq_data[tie.id, part] for model in (before, after))
             if not np.allclose(was, now, atol=_TIE_TOLERANCE):
-                raise TaskError(f"keyframe {keyframe!r} breaks the tie of {tie.name1!r} and {tie.name2!r}")
+                raise TaskError(f"keyframe {keyframe!r} violates the equality of {tie.name1!r} and {tie.name2!r}")
 
 
 def _redraw(
     spec: mujoco.MjSpec, model: mujoco.MjModel, body: mujoco.MjsBody, pose: np.ndarray, shifts: dict[str, float]
 ) -> None:
-    """Redraw a body as moved by its joints, and each joint as moved by the later ones.
+    """Move a body by the motion of its joints, and each joint by the motion of later joints.
 
-    Joints compose as T e^(S1 q1) ... e^(Sn qn), with twists S in the body's frame. From a keyframe's pose this is
+    Joints compose as T e^(S1 q1) ... e^(Sn qn), with twists S in the body's frame. Relative to the keyframe this is
     T E1 ... En e^(S1' d1) ... e^(Sn' dn): En is the last joint's motion to the keyframe, d the remainder, and S1' is S1
-    seen from behind E2 ... En.
+    transformed by the inverse of E2 ... En.
     """
     pos, quat = np.array(body.pos), _quat(spec, body)
     joints: list[mujoco.MjsJoint] = []
@@ -93,8 +93,8 @@ def _redraw(
         back = _inverse(motion)
         for earlier in joints:
             if earlier.frame is not None:
-                problem = f"joint {earlier.name!r} shares its body and is in a <frame>"
-                raise TaskError(problem, hint="Try writing its pos and axis without")
+                problem = f"joint {earlier.name!r} is in a <frame> and shares its body with later joints"
+                raise TaskError(problem, hint="Try defining its pos and axis without <frame>")
             earlier.axis = _rotate(back[1], earlier.axis)
             earlier.pos = _rotate(back[1], earlier.pos) + back[0]
         joints.append(joint)
@@ -104,7 +104,7 @@ def _redraw(
 
 
 def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray) -> Pose:
-    """Return translation and rotation in the body's frame, from the drawn pose to a joint position."""
+    """Return translation and rotation in the body's frame, from the file's pose to a joint position."""
     moved = position[0] - model.qpos0[model.jnt_qposadr[joint.id]]
     turn = np.array([1.0, 0.0, 0.0, 0.0])
     if joint.type == mujoco.mjtJoint.mjJNT_SLIDE:

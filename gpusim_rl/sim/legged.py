@@ -14,14 +14,14 @@ import numpy as np
 from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim.scene import Scene
 
-ARMATURE = 1.7e-4  # guessed armature per largest torque [kg m^2 / N m]; Go1, Go2 and G1 have 1.4e-4 to 3.3e-4
+ARMATURE = 1.7e-4  # guessed armature per maximum torque [kg m^2 / N m]; Go1, Go2 and G1 have 1.4e-4 to 3.3e-4
 SAG = 0.2  # servo error under the robot's weight that a guessed armature allows [rad]; Go1's is 0.22
 SERVO_HZ = 10.0  # natural frequency of the velocity tasks' servos
 SCALE = 0.3  # action scale of joints whose armature was guessed from a load [rad]; Go1's is 0.31
 FOOT = re.compile(r"foot|feet|toe|ankle|sole|paw|calf_?tip", re.IGNORECASE)
 TORSO = re.compile(r"torso|trunk|chest", re.IGNORECASE)
-SOLE = 0.02  # shapes of a foot whose lowest point is within this height of the lowest one touch the ground [m]
-LOW = 0.15  # fraction of the root's height below which lowest ends of limbs are feet
+SOLE = 0.02  # foot shapes within this height of the lowest shape touch the ground [m]
+LOW = 0.15  # fraction of the root's height below which limb ends are feet
 BENT = {True: 0.94, False: 0.7}  # height of the hips in the pose, as a fraction of the longest leg: bipeds, others
 _HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
 _JOINT, _NONE = mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtBias.mjBIAS_NONE.value
@@ -30,12 +30,12 @@ _GEOM = mujoco.mjtGeom
 
 @dataclass(frozen=True, kw_only=True)
 class Foot:
-    """Part that stands on the ground.
+    """Body or shape that stands on the ground.
 
     Attributes:
         item: `body:<name>`, or `geom:<name>` of a shape.
         sole: Lowest point in the pose, in the body's frame [m].
-        place: Lowest point ahead and to the left of the root [m].
+        place: Lowest point relative to the root: ahead, left [m].
     """
 
     item: str
@@ -46,18 +46,18 @@ class Foot:
 
 @dataclass(frozen=True, kw_only=True)
 class LeggedRobot:
-    """Legged robot; names are those of its file.
+    """Legged robot; names are as in the file.
 
     Attributes:
         torso: Body to keep upright.
         imu: IMU site, if any.
         pose: Joint positions of the standing pose [rad].
         height: Height of the root in the pose [m].
-        motors: Armature [kg m^2] and largest torque [N m] of each joint.
+        motors: Armature [kg m^2] and maximum torque [N m] of each joint.
         scales: Action scale of joints whose armature was guessed from a load [rad].
         knees: Second pitch joint of each leg.
         pitches: Other leg joints about the y axis.
-        notes: Guesses, a line each.
+        notes: Guesses, one line each.
     """
 
     root: str
@@ -84,10 +84,10 @@ class LeggedRobot:
 
 
 def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobot:
-    """Infer what a task needs to know about a walking robot; TaskError if it has no floating base or identifiable feet.
+    """Infer the data for a walking task; raise TaskError if the robot has no floating base or no identifiable feet.
 
-    `feet` are bodies or shapes; empty: ends of limbs with a foot's name, else the lowest ones. The pose is the scene's
-    reference pose if any joint is off zero; otherwise legs bend with each foot below its hip.
+    `feet` are bodies or shapes; by default limb ends named like feet, else the lowest limb ends. The pose is the
+    scene's reference pose if any joint is nonzero; otherwise legs bend with each foot below its hip.
     """
     return _Reader(scene, name).read(feet)
 
@@ -106,8 +106,8 @@ class _Reader:
         moving = np.isin(model.jnt_type, (_HINGE, _SLIDE)) & np.isin(model.jnt_bodyid, self.bodies)
         self.joints: list[int] = np.flatnonzero(moving).tolist()
         for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT].tolist():
-            problem = f"joint {self.name('joint', first)!r} follows another one, but the task drives all joints"
-            raise TaskError(problem, hint="Try a file without it")
+            problem = f"joint {self.name('joint', first)!r} is coupled to another joint, but the task drives all joints"
+            raise TaskError(problem, hint="Try a file without this coupling")
         touches = (model.geom_contype | model.geom_conaffinity) > 0
         self.shapes = [g for g in range(model.ngeom) if self.body_of[g] in self.bodies and touches[g]]
 
@@ -135,7 +135,7 @@ class _Reader:
         imus = [i for i in range(model.nsite) if "imu" in self.name("site", i).lower()]
         imus.sort(key=lambda i: model.site_bodyid[i])  # the root's before the torso's
         if not imus:
-            self.notes.append("the file has no IMU site: one is placed at the root's origin; correct it in `sites`")
+            self.notes.append("the file has no IMU site: placed one at the root's origin; adjust it in `sites`")
         upper = [i for i in self.bodies if TORSO.search(self.name("body", i))]
         return LeggedRobot(
             root=self.name("body", self.root),
@@ -152,7 +152,7 @@ class _Reader:
         )
 
     def limits(self, joint: int) -> tuple[float, float]:
-        """Return a joint's range [rad or m], at most one turn."""
+        """Return a joint's range [rad or m]; one turn if it is unlimited."""
         low, high = self.model.jnt_range[joint] if self.model.jnt_limited[joint] else (-math.pi, math.pi)
         return float(low), float(high)
 
@@ -170,7 +170,7 @@ class _Reader:
         return feet
 
     def inferred_feet(self) -> dict[str, list[int]]:
-        """Return the inferred feet's shapes: ends of limbs with a foot's name, else the lowest."""
+        """Return the shapes of inferred feet: limb ends named like feet, else the lowest limb ends."""
         model, weld = self.model, self.model.body_weldid
         inner = {weld[model.body_parentid[i]] for i in self.bodies if weld[model.body_parentid[i]] != weld[i]}
         ends: dict[int, list[int]] = {}  # shapes of each rigid group at the end of a limb
@@ -188,7 +188,7 @@ class _Reader:
             matches = [shapes for group, shapes in ends.items() if heights[group] <= limit]
         if len(matches) < 2:
             limbs = [self.name("body", group) for group in ends]
-            problem = f"found no feet: no two of the limbs' ends {limbs} are called foot, toe or ankle, or are lowest"
+            problem = f"found no feet: fewer than two of the limb ends {limbs} are named foot, toe or ankle, or are low"
             raise TaskError(problem, hint="Try --feet left_foot,right_foot")
         feet = {}
         for shapes in matches:
@@ -217,7 +217,7 @@ class _Reader:
         return float(self.data.geom_xpos[geom, 2]) - float(half)
 
     def lowest(self, shapes: list[int]) -> list[int]:
-        """Return the shapes that reach the ground; a foot's link may also have the shank's."""
+        """Return the shapes that reach the ground; a foot's link may also have shapes of the shank."""
         ground = min(map(self.bottom, shapes))
         return [shape for shape in shapes if self.bottom(shape) < ground + SOLE]
 
@@ -231,7 +231,7 @@ class _Reader:
         return Foot(item=item, body=self.name("body", body), sole=sole, place=(float(x), float(y)))
 
     def above(self, body: int) -> list[int]:
-        """Return the joints between the root and a body, upper ones first."""
+        """Return the joints between the root and a body, from top to bottom."""
         chain = []
         while body != self.root:
             chain.append(body)
@@ -239,7 +239,7 @@ class _Reader:
         return [j for j in self.joints if self.model.jnt_bodyid[j] in chain]
 
     def bend(self, leg: list[int], shapes: list[int], share: float) -> None:
-        """Bend hip and knee: foot below the hip, at `share` of the leg's longest reach."""
+        """Bend hip and knee so that the foot is below the hip, at `share` of the leg's maximum reach."""
         model, data = self.model, self.data
         if len(leg) < 2:
             return
@@ -279,10 +279,10 @@ class _Reader:
         data.qpos[address] = np.clip(np.round(level(*best), 2), *ranges.T)
 
     def motors(self, height: float, feet: list[list[int]]) -> dict[str, tuple[float, float]]:
-        """Return armature and largest torque of each joint; note the guesses."""
+        """Return armature and maximum torque of each joint; add notes on guesses."""
         model, data, motors = self.model, self.data, {}
         legs, loads = [self.above(self.body_of[shapes[0]]) for shapes in feet], self.loads(feet)
-        heaviest: dict[float, float] = {}  # load of the joints whose motors are of one kind
+        heaviest: dict[float, float] = {}  # maximum load of joints with the same effort
         gravity = float(np.linalg.norm(model.opt.gravity))
         standing = 0.5 * float(model.body_subtreemass[self.root]) * gravity * height
         unknown = without = 0
@@ -300,12 +300,12 @@ class _Reader:
             if armature == 0.0:
                 stiff = heaviest[effort] / (SAG * (2.0 * math.pi * SERVO_HZ) ** 2)
                 motors[j], without = (max(ARMATURE * effort, stiff), effort), without + 1
-                if stiff > ARMATURE * effort:  # a quarter of the largest torque would hardly move it
+                if stiff > ARMATURE * effort:  # a quarter of the maximum torque would hardly move it
                     self.scales[self.name("joint", j)] = SCALE
         if unknown:
-            self.notes.append(f"{unknown} joints have no largest torque in the file: guessed from their loads")
+            self.notes.append(f"{unknown} joints have no maximum torque in the file: guessed from their loads")
         if without:
-            guess = f"{ARMATURE:g} x largest torque, or more where the servo would sag by {SAG:g} rad"
+            guess = f"{ARMATURE:g} x maximum torque, or more where the servo would sag by {SAG:g} rad"
             self.notes.append(f"{without} joints have no armature in the file: guessed {guess}")
         return {self.name("joint", j): tuple(float(f"{x:.4g}") for x in motor) for j, motor in motors.items()}  # type: ignore[misc]
 
@@ -321,7 +321,7 @@ class _Reader:
         return {j: abs(float(torque[model.jnt_dofadr[j]])) for j in self.joints}
 
     def effort(self, joint: int) -> float | None:
-        """Return a joint's largest torque, by its actuator or its own limit."""
+        """Return a joint's maximum torque, from its actuator or its own limit."""
         model = self.model
         for a in range(model.nactuator):
             if model.actuator_trntype[a] != _JOINT or model.actuator_trnid[a, 0] != joint:

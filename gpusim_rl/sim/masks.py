@@ -13,7 +13,7 @@ from gpusim_rl.errors import TaskError
 
 def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target: Shaped[Tensor, "..."]) -> None:
     """Write `value` into `target` where the mask is true; mask and value broadcast."""
-    if torch.compiler.is_compiling():  # accepts no view as `out`, and fuses the two
+    if torch.compiler.is_compiling():  # does not support views as `out`, but fuses both operations
         target.copy_(torch.where(mask, value, target))
     else:
         torch.where(mask, value, target, out=target)
@@ -47,6 +47,6 @@ def check_shape(key: str, value: object, shape: tuple[int, ...], names: Sequence
         return
     got = list(value.shape) if isinstance(value, Tensor) else type(value)
     if isinstance(value, Tensor) and value.shape in (shape[1:], (1, *shape[1:])):
-        hint = f"Try .expand({', '.join(map(str, shape))}) for the same in all envs"
+        hint = f"Try .expand({', '.join(map(str, shape))}) to use the same value in all envs"
     of = f" for {list(names)}" if names else ""
     raise TaskError(key=key, expected=f"a tensor of shape {list(shape)}{of}", got=got, hint=hint)

@@ -18,12 +18,12 @@ HOME = "home"  # Menagerie's keyframe of the standing robot
 
 
 def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
-    """Return the robot alone, without its file's floor, lights, cameras, keyframes and solver settings.
+    """Return only the robot, without the file's floor, lights, cameras, keyframes and solver settings.
 
     Args:
         source: `menagerie:<robot>`, or `menagerie:<robot>/<model>` (`menagerie:unitree_g1/g1_with_hands`).
-        keyframe: Reference pose in place of `home`. Without it, a robot with tied bodies or no `home` keeps its file's
-            pose.
+        keyframe: Reference pose instead of `home`. By default, a robot with equalities between bodies, or without a
+            `home` keyframe, keeps the file's pose.
     """
     robot_name, _, entry = source.removeprefix(PREFIX).partition("/")
     try:
@@ -47,7 +47,7 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
         raise error.within(source) from None
     except package.DownloadError as error:
         url, _, reason = str(error).partition(": ")
-        reason = getattr(error.__cause__, "reason", None) or reason  # in place of <urlopen error ...>
+        reason = getattr(error.__cause__, "reason", None) or reason  # instead of <urlopen error ...>
         hint = f"Offline: unpack the archive, and set MENAGERIE_ROOT to the folder that contains {robot_name}/"
         raise TaskError(f"cannot download {url}: {' '.join(str(reason).split())}", key=source, hint=hint) from None
     except (package.MenagerieError, OSError, ValueError) as error:

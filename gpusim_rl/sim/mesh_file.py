@@ -32,7 +32,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
     regular_file(file, budgets.MESH_BYTES)
 
     class Resolver(FilePathResolver):
-        """Buffers of glTF only: materials and pictures are never drawn."""
+        """Resolver of glTF buffers only: materials and textures are never rendered."""
 
         def get(self, name: str) -> bytes:
             path = file.parent / name
@@ -52,15 +52,15 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
             raise ValueError(f"mesh too large: {corners} face vertices, expected at most {budgets.ASSET_NUMBERS}")
         shape = scene.to_mesh()
         vertices, faces = metres * np.asarray(shape.vertices), np.asarray(shape.faces)
-    except Exception as error:  # of any library that reads an untrusted file
+    except Exception as error:  # any parser may fail on an untrusted file
         raise ValueError(f"cannot read the mesh: {' '.join(str(error).split())}") from None
     if not len(faces) or not np.isfinite(vertices).all():
-        raise ValueError("the mesh has no faces, or non-finite corners")
+        raise ValueError("the mesh has no faces, or non-finite vertices")
     mesh.file, mesh.uservert, mesh.userface = "", vertices.ravel(), faces.ravel()
 
 
 def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Make a mesh compile, with a volume if it `collides`; return what changed, or "". ValueError: beyond repair."""
+    """Make a mesh compile, with a volume if it `collides`; return the change, or "". ValueError if beyond repair."""
     error = _compiles(mesh, file, collides)
     if error and mesh.file and "volume" not in error:
         read_by_trimesh(mesh, file)

@@ -19,7 +19,7 @@ VECTOR = np.array([1.0, -1.0, 1.0])
 PSEUDOVECTOR = np.array([-1.0, 1.0, -1.0])
 QUATERNION = np.array([1.0, -1.0, 1.0, -1.0])
 SLACK = 0.05  # tolerance of mirrored body positions, relative to the robot's size, and of joint axes
-STATES = 16  # random states of a measurement
+STATES = 16  # random states per measurement
 WRONG = 0.5  # relative difference of mirrored accelerations that no symmetric robot reaches
 _HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
 _ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtTrn.mjTRN_JOINTINPARENT.value)
@@ -75,7 +75,7 @@ class MirrorImage:
         return TaskError(f"{self._name!r} has no mirror image about its x-z plane: {problem}")
 
     def _pair_bodies(self) -> dict[int, int]:
-        """Pair children of paired bodies by name, else by position; a rigid part without a counterpart is its own."""
+        """Pair children of paired bodies by name, else by position; a rigid part without a counterpart, with itself."""
         names, pos, model = self._names, self._pos, self._model
         partners = {self._root: self._root}
         for body in names:
@@ -87,7 +87,7 @@ class MirrorImage:
             away = {i: float(np.linalg.norm(pos[i] - wanted)) for i in free}
             close = [i for i in free if away[i] <= self._reach]
             best = min(close, key=lambda i: (names[i] != named, round(away[i], 6), i != body), default=None)
-            if best is None and body == model.body_weldid[body]:  # else a camera off the plane, say
+            if best is None and body == model.body_weldid[body]:  # otherwise, for example, a camera off the plane
                 raise self._none(f"body {names[body]!r} has no counterpart at {wanted.round(3).tolist()} m")
             partners[body] = body if best is None else best
         return partners
@@ -119,7 +119,7 @@ class MirrorImage:
         on: dict[int, list[int]] = {}
         for label, i in self._actuators.items():
             if model.actuator_trntype[i] not in _ON_JOINTS or model.actuator_trnid[i, 0] not in ids:
-                raise self._none(f"the image of actuator {label!r}, which is on no joint, is unknown")
+                raise self._none(f"actuator {label!r} is not on a joint, so its image is unknown")
             on.setdefault(int(model.actuator_trnid[i, 0]), []).append(i)
         sizes = [int(model.actuator_ctrlnum[i]) for i in self._actuators.values()]
         places = dict(zip(self._actuators.values(), accumulate(sizes, initial=0), strict=False))
@@ -157,7 +157,7 @@ class MirrorImage:
         return index
 
     def at_site(self, name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return two matrices A and B that mirror a velocity v at a site, in its axes: A v + B omega.
+        """Return two matrices A and B that mirror a velocity v at a site, in the site's axes: A v + B omega.
 
         `kind` is "vector" or "pseudovector". Raise TaskError unless the site's body is its own image.
         """
@@ -166,13 +166,13 @@ class MirrorImage:
             raise TaskError(f"{self._name!r} has no site {name!r} on a body that is its own mirror image")
         axes = self._data.xmat[self._root].reshape(3, 3).T @ self._data.site_xmat[site].reshape(3, 3)
         pos = self._in_root(self._data.site_xpos[site])
-        turn = np.cross(np.eye(3), pos - VECTOR * pos).T  # times an angular velocity: its cross product with the offset
+        turn = np.cross(np.eye(3), pos - VECTOR * pos).T  # maps an angular velocity to its cross product with it
         of_omega = axes.T @ turn @ np.diag(PSEUDOVECTOR) @ axes if kind == "vector" else np.zeros((3, 3))
         flip = np.diag(VECTOR if kind == "vector" else PSEUDOVECTOR)
         return (axes.T @ flip @ axes).round(9), of_omega.round(9)
 
     def measure(self) -> float:
-        """Return the largest relative difference of an acceleration from its image in random contact-free states.
+        """Return the maximum relative difference between accelerations and their images in random contact-free states.
 
         Raise TaskError if the robot is not symmetric.
         """

@@ -31,7 +31,7 @@ _NO_SENSORS = mujoco.mjtDisableBit.mjDSBL_SENSOR.value
 
 
 class MjwarpSim(WarpSim):
-    """MuJoCo Warp on the scene as MuJoCo compiles it; see `WarpSim`."""
+    """MuJoCo Warp simulation of the scene that MuJoCo compiles; see `WarpSim`."""
 
     name = "mjwarp"
 
@@ -59,7 +59,7 @@ class MjwarpSim(WarpSim):
             model.opt.disableflags |= _NO_SENSORS
         self._ray_groups = RayGroups(scene)
         self._boxes: mjw.RenderContext | None = None
-        # with torch's views, by shape
+        # Warp arrays and torch's views of them, by shape
         self._ray_arrays: dict[tuple[int, ...], tuple[list[Any], list[Tensor]]] = {}
 
     def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
@@ -109,7 +109,7 @@ class MjwarpSim(WarpSim):
         mjw.rays(self._model, self._data, origin, direction, meets, True, no_body, *outputs)
 
     def _advance(self, substeps: int) -> None:
-        if len(self._waiting):  # an episode's first control fills the delays
+        if len(self._waiting):  # an episode's first control fills the delay buffers
             first = self.ctrl.index_select(1, self._waiting_controls)
             held = self._history.index_select(1, self._waiting)
             fresh = (self._time == 0.0)[:, None]

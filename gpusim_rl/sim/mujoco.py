@@ -81,8 +81,8 @@ class SimBase(MujocoTensors):
 class MujocoSim(SimBase):
     """Simulator on a pool of CPU threads; see `gpusim_rl.sim.Sim`. Bit-identical for any number of threads.
 
-    MuJoCo's state is float64; each `step` copies it once into a float32 mirror, of which task tensors are slices.
-    Derived quantities are computed once a task has asked for them.
+    MuJoCo's state is float64; each `step` copies it once into a float32 mirror, and task tensors are slices of it.
+    Derived quantities are computed only after a task has requested them.
     """
 
     name = "mujoco"
@@ -93,7 +93,7 @@ class MujocoSim(SimBase):
         super().__init__(scene, num_envs, device)
         model = copy.copy(scene.model)
         model.opt.iterations, model.opt.ls_iterations = solver_limits(model.opt, cfg)
-        # C MuJoCo would silently reset a diverged world. Only on this copy: MuJoCo Warp refuses the flag.
+        # C MuJoCo would silently reset a diverged world. Only on this copy: MuJoCo Warp rejects the flag.
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         if not scene.steps_compute_sensors:
             model.opt.disableflags |= _NO_SENSORS
@@ -126,7 +126,7 @@ class MujocoSim(SimBase):
         self._current: Tensor | None = None  # sensors in the current state
         self._flags: np.ndarray | None = None  # per world, where only `_forward` computes sensors
 
-        # Worlds whose state, mocap bodies or parameters were written since they were last read, and the last reset's.
+        # Worlds whose state, mocap bodies or parameters were written since they were last read, and last reset worlds.
         masks = np.zeros((4, num_envs), dtype=bool)
         self._written, self._moved, self._stale, self._reset = masks
         self._written_mask, self._moved_mask, self._stale_mask, self._reset_mask = torch.from_numpy(masks).unbind()
@@ -145,7 +145,7 @@ class MujocoSim(SimBase):
         self._mocap_start = mocap_start(model)
         pos, quat = (torch.from_numpy(each).repeat(num_envs, 1, 1) for each in self._mocap_start)
         self.mocap_pos, self.mocap_quat = pos, quat
-        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # like `_inputs`, but poses follow them at once
+        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # like `_inputs`, but body poses update immediately
         self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
         self._waiting, self._waiting_controls = delayed_controls(model)
         if self._waiting:
@@ -260,7 +260,7 @@ class MujocoSim(SimBase):
         self._moved[:] = False
         for target, source in self._inputs:
             np.copyto(target, source)
-        if self._waiting:  # an episode's first control fills the delays
+        if self._waiting:  # an episode's first control fills the delay buffers
             fresh = np.flatnonzero(self._mirror[:, 0] == 0.0)
             self._history[fresh[:, None], self._waiting] = self.ctrl.numpy()[fresh][:, self._waiting_controls]
         self._batch.step(nstep=substeps, stage=_NONE)
@@ -300,7 +300,7 @@ class MujocoSim(SimBase):
         self._derive_constants()
         ids = np.flatnonzero(self._written | self._moved)
         if not (ids.size and self._derived):
-            return  # the next step reads the writes
+            return  # the next step picks up the writes
         self._write_states()
         self._forward(ids)
         for source, target in self._derived:

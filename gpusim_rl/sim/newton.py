@@ -1,7 +1,7 @@
 """`sim=newton`: Newton with its MuJoCo solver, from the same scene.
 
-Tasks read and write the data of its solver, MuJoCo Warp. Newton's own state follows: its quaternions are xyzw, free
-bodies have the velocity of the centre of mass, and joints count from the pose that the file draws.
+Tasks read and write the data of its solver, MuJoCo Warp; Newton's own state is updated from it. There, quaternions
+are xyzw, free bodies have the velocity of the centre of mass, and joints are relative to the file's pose.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NewtonSim(WarpSim):
 
     def _make_newton_views(self) -> None:
         model, state = self.scene.model, self._newton_state
-        # MuJoCo's coordinates are followed by those of loop-closing joints, which its solver has as constraints.
+        # MuJoCo's coordinates are followed by those of loop-closing joints, which its solver treats as constraints.
         self._joint_q = self._per_world(state.joint_q)[:, : model.nq]
         self._joint_qd = self._per_world(state.joint_qd)[:, : model.nv]
         self._body_f = self._per_world(state.body_f)  # force, torque at the centre of mass; world frame
@@ -100,7 +100,7 @@ class NewtonSim(WarpSim):
 
     def _expand(self, field: str) -> Tensor:
         values = super()._expand(field)
-        if FIELDS[field].pictures or field in LIMITED:  # values without a limit mean nothing
+        if FIELDS[field].pictures or field in LIMITED:  # meaningless without a limit
             return values
         expected = torch.as_tensor(model_values(self.scene.model, field), dtype=torch.float32).to(self.device)
         if FIELDS[field].of == "geom":  # for all geoms, then copied to the solver's `_geoms`
@@ -164,7 +164,7 @@ class NewtonSim(WarpSim):
         self._body_f.copy_(self.xfrc_applied[:, 1:])
 
     def _sense_step(self) -> None:
-        # All from the start of the last physics step. cfrc_ext: torque about the tree's centre of mass, force.
+        # All are from the start of the last physics step. cfrc_ext: torque about the tree's centre of mass, force.
         bodies = self._contact_bodies
         torque, force = self._cfrc_ext.index_select(1, bodies).split(3, dim=-1)
         com = self._derived["subtree_com"].index_select(1, self._contact_roots)

@@ -1,4 +1,4 @@
-"""Import check: Newton's solver must have the model that MuJoCo compiles from the scene."""
+"""Import check: the model in Newton's solver must equal the one that MuJoCo compiles from the scene."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from gpusim_rl.sim.scene import Scene
 _OTHER_COUNTS = re.compile(  # counts that may differ, and why
     "ngeom|nmesh.*|npolygonmax|nbvh.*|noct"  # geoms that touch nothing are left out
     "|nC"  # zeros of the mass matrix
-    "|nsensor.*"  # none, see `NewtonSim`
+    "|nsensor.*"  # not imported, see `NewtonSim`
     "|ncam|nlight|nmat|ntex.*|nskin.*|nkey|nuser.*|nnumeric.*|ntuple.*"  # unused by physics
     "|nnames.*|npaths|nbuffer|narena|nconmax|njmax"  # names and memory
 )
-# Prefixes of the compared arrays, their kinds of elements, and arrays with an element's first row.
+# Element kinds by prefix of the compared arrays, and the arrays with an element's first row.
 _KINDS = {"jnt": "joint", "dof": "joint", "qpos": "joint", "wrap": "tendon", "eq": "equality"}
 _KINDS |= {name: name for name in ("body", "tendon", "pair", "exclude", "actuator", "geom", "site")}
 _FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
-_NO_LIMIT = 1e5  # Newton's limits above this mean none
+_NO_LIMIT = 1e5  # Newton uses larger values for no limit
 _OTHER_ARRAYS = re.compile(  # arrays that may differ, and why
-    r"\w+_(user|group|rgba|matid|width|plugin|sameframe|simple\w*|(geom|bvh|M)adr)|tendon_adr"  # pictures, numbering
+    r"\w+_(user|group|rgba|matid|width|plugin|sameframe|simple\w*|(geom|bvh|M)adr)|tendon_adr"  # rendering, numbering
     r"|\w+_(invweight0|acc0|M0|length0?|lengthrange|subtreemass)"  # derived from the others
     r"|body_(geomnum|bvhnum|margin)"  # geoms that touch nothing are left out
-    r"|geom_(size|dataid|rbound)|site_(type|size)"  # geoms' boxes are compared; only sensors use sites' shapes
+    r"|geom_(size|dataid|rbound)|site_(type|size)"  # geom boxes are compared; only sensors use site shapes
     r"|\w+_actfrclimited"  # Newton's limit is out of reach
     r"|actuator_ctrlspec"  # DC motors, which are rejected
 )
 
 
 def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
-    """Raise ConfigError if the solver's model is not the scene's, element by element."""
+    """Raise ConfigError unless the solver's model equals the scene's, element by element."""
     model, solved, labels = scene.model, solver.mj_model, solver.model.body_label
     same = len(labels) == num_envs * (model.nbody - 1)
     if not same or not all(labels[i].endswith(f"/{model.body(i + 1).name}") for i in range(model.nbody - 1)):
-        raise unsupported("Newton imports this scene with other bodies")
+        raise unsupported("Newton imports this scene with different bodies")
     for name in (model.tendon(i).name for i in range(model.ntendon)):
         if name not in {solved.tendon(i).name for i in range(solved.ntendon)}:
             raise unsupported(f"Newton does not import the tendon {name!r}")
@@ -62,7 +62,7 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
 
 
 def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
-    """Compare the solver's candidate pairs with those that may touch by MuJoCo's rules."""
+    """Compare the solver's candidate pairs with those that can touch under MuJoCo's rules."""
     geoms = collided_geoms(model)
     touch, (first, second) = may_touch(model), (model.pair_geom1, model.pair_geom2)
     touch[first, second] = touch[second, first] = True
@@ -74,7 +74,7 @@ def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
 
 
 def _array(solver: Any, name: str) -> np.ndarray:
-    """Return an array as the solver steps with it, of the first env."""
+    """Return an array of the first env, as the solver uses it."""
     compiled, array = getattr(solver.mj_model, name), getattr(solver.mjw_model, name, None)
     if array is None or isinstance(array, int | float):
         return compiled

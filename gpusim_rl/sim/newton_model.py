@@ -47,11 +47,11 @@ class _Solver(newton.solvers.SolverMuJoCo):
         self._scene = scene
         self._tendon_joints = scene.wrap_objid[scene.wrap_type == mujoco.mjtWrap.mjWRAP_JOINT]
         super().__init__(model, **options)
-        self._jnt_mocap = None  # else Newton's joints place the mocap bodies in every step
+        self._jnt_mocap = None  # otherwise Newton's joints move the mocap bodies in every step
         self._take_over()
 
     def _take_over(self) -> None:
-        """Copy what Newton computes differently, or only to XML's six digits.
+        """Copy values that Newton computes differently, or only to XML's six digits.
 
         Its convex hulls have at most 64 points; principal axes, centres of massless bodies, and weights of bodies that
         only turn or slide differ. It zeroes margins, which MuJoCo Warp supports. Robots often start exactly at a limit.
@@ -66,7 +66,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
             setattr(solved, name, wp.array(value, dtype=theirs.dtype) if isinstance(theirs, wp.array) else value)
         data = mujoco.MjData(scene)
         mujoco.mj_kinematics(scene, data)
-        still = rows[scene.body_weldid[scene.geom_bodyid[geoms[rows]]] == 0]  # kinematics skips them
+        still = rows[scene.body_weldid[scene.geom_bodyid[geoms[rows]]] == 0]  # kinematics skips fixed geoms
         copies: list[tuple[Any, Any, str, Any]] = [(scene, solved, name, slice(None)) for name in _COPIED]
         copies += [(scene, solved, f"geom_{name}", rows) for name in ("dataid", "pos", "quat", "aabb", "rbound")]
         copies += [(data, self.mjw_data, name, still) for name in ("geom_xpos", "geom_xmat")]
@@ -110,10 +110,10 @@ class _Solver(newton.solvers.SolverMuJoCo):
                 equality.data = scene.eq_data[i]
 
     def _init_tendons(self, model: Any, spec: mujoco.MjSpec, joint_mapping: Any, *rest: Any, **named: Any) -> Any:
-        # Newton merges several joints of a body and drops them from tendons: give these the solver's own joints.
+        # Newton merges multiple joints of a body and drops them from tendons: restore the solver's own joints there.
         attributes: Any = SimpleNamespace(**vars(model.mujoco))
         if len(self._tendon_joints):
-            joints = attributes.tendon_joint.numpy()  # the first world's, which the solver reads, come first
+            joints = attributes.tendon_joint.numpy()  # the solver reads the first world's, which come first
             joints[: len(self._tendon_joints)] = self._tendon_joints[: len(joints)]
             attributes.tendon_joint = wp.array(joints)
         single: Any = SimpleNamespace(mujoco=attributes, joint_type=wp.zeros(len(spec.joints), dtype=int))
@@ -129,7 +129,7 @@ def make_solver(scene: Scene, num_envs: int, cfg: SimConfig) -> newton.solvers.S
     if np.any(model.jnt_type == mujoco.mjtJoint.mjJNT_BALL):
         raise unsupported("ball joints are not supported")
     if any(is_dc_motor(model, i) for i in range(model.nactuator)) or delayed_controls(model)[0]:
-        raise unsupported("DC motors and delays of actuators are not supported")
+        raise unsupported("DC motors and actuator delays are not supported")
     with warnings.catch_warnings():
         # Newton pins exact versions of MuJoCo; our tests compare the physics instead.
         warnings.simplefilter("ignore", newton.NewtonWarning)
@@ -148,20 +148,20 @@ def unsupported(problem: str) -> ConfigError:
 def lacks_option(name: str, value: object) -> ConfigError:
     """Return the error for an option that Newton ignores."""
     hint = f"Try another scene.option.{name}, or sim=mujoco"
-    return ConfigError(f"sim=newton lacks the option {name} = {value}", hint=hint)
+    return ConfigError(f"sim=newton does not support the option {name} = {value}", hint=hint)
 
 
 def _import(scene: Scene, num_envs: int) -> newton.Model:
     world, model = newton.ModelBuilder(), scene.model  # compiles, as `spec.to_xml` requires
     world.default_shape_cfg.gap = 0.0  # Newton's default starts contacts before geoms touch
     newton.solvers.SolverMuJoCo.register_custom_attributes(world)
-    # Masks decide which geoms collide, not the names of classes.
+    # Contact masks decide which geoms collide, not class names.
     world.add_mjcf(plain_xml(scene.spec.to_xml(), model), ctrl_direct=True, visual_classes=(), collider_classes=())
     builder = newton.ModelBuilder()
     builder.replicate(world, num_envs)
-    imported: Any = builder.finalize()  # its arrays may be None, and its attributes of MuJoCo are dynamic
+    imported: Any = builder.finalize()  # its arrays may be None, and its MuJoCo attributes are dynamic
     if world.joint_dof_count >= model.nv:  # else `check_import` reports it
-        scalar = model.jnt_type != _FREE  # XML has six digits, and Newton counts from the pose that the file draws
+        scalar = model.jnt_type != _FREE  # XML has six digits, and Newton's positions are relative to the file's pose
         refs = wp.to_torch(imported.mujoco.dof_ref).view(num_envs, -1)
         reference = torch.as_tensor(reference_pose(model)[model.jnt_qposadr[scalar]], dtype=torch.float32)
         refs[:, model.jnt_dofadr[scalar]] = reference.to(refs.device)
@@ -192,7 +192,7 @@ def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers
 
 
 def collided_geoms(model: mujoco.MjModel) -> np.ndarray:
-    """Return the geoms that can touch something or guide a tendon; Newton's solver has no others."""
+    """Return the geoms that can touch something or guide a tendon; Newton's solver contains only these."""
     guides = (model.wrap_type == mujoco.mjtWrap.mjWRAP_SPHERE) | (model.wrap_type == mujoco.mjtWrap.mjWRAP_CYLINDER)
     named = np.concatenate([model.wrap_objid[guides], model.pair_geom1, model.pair_geom2])
     masked = (model.geom_contype != 0) | (model.geom_conaffinity != 0)

@@ -15,8 +15,8 @@ _DEFAULTS |= dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), ("0.9", 
 def plain_xml(xml: str, model: mujoco.MjModel) -> str:
     """Return XML without frames, files, planes and contact rules, and with complete vectors.
 
-    Newton reads bodies in frames last, in reverse, and planes only on the world, not on bodies fixed to it; the solver
-    restores planes and contact rules. MuJoCo omits a vector's trailing defaults, which Newton reads as 0.
+    Newton reads bodies in frames last and in reverse order, and planes only on the world, not on bodies fixed to it;
+    the solver restores planes and contact rules. MuJoCo omits a vector's trailing defaults, which Newton reads as 0.
     """
     root = ET.fromstring(xml)
     used = {name for pair in root.iterfind("contact/pair") for name in (pair.get("geom1"), pair.get("geom2"))}
@@ -33,11 +33,11 @@ def plain_xml(xml: str, model: mujoco.MjModel) -> str:
             _inline_heights(element, model)
         elif element.tag == "geom" and element.get("type") == "plane":
             element.attrib |= {"type": "sphere", "size": "1", "mass": "0"}
-        if element.tag == "geom" and element.get("name") in used:  # else Newton moves it before those that collide
+        if element.tag == "geom" and element.get("name") in used:  # otherwise Newton moves it before colliding geoms
             element.set("contype", "1")
     world = root.findall("worldbody")[0]
     _inline_frames(world)
-    for i, body in enumerate(world.iter("body"), 1):  # Newton computes another inertia for some meshes
+    for i, body in enumerate(world.iter("body"), 1):  # Newton computes a different inertia for some meshes
         if model.body_mass[i] > 0.0:
             body[:] = [child for child in body if child.tag != "inertial"]
             values = {"pos": model.body_ipos, "quat": model.body_iquat, "diaginertia": model.body_inertia}
@@ -51,7 +51,7 @@ def _text(values: np.ndarray | np.floating) -> str:
 
 
 def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
-    """Inline the vertices that MuJoCo read: the XML does not know the file's folder."""
+    """Inline the vertices that MuJoCo has read; the XML does not contain the file's folder."""
     mesh = model.mesh(element.get("name"))
     vertices, faces = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]], model.mesh_face[mesh.faceadr[0] :]
     turn = np.zeros(9)
@@ -83,7 +83,7 @@ def _pose(element: ET.Element) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inline_frames(parent: ET.Element) -> None:
-    """Replace frames with their elements, with composed pose and inherited class."""
+    """Replace frames with their elements, composing poses and inheriting classes."""
     children: list[ET.Element] = []
     for child in list(parent):
         if child.tag in ("body", "frame"):

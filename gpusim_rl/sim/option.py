@@ -19,7 +19,7 @@ _FIELDS = (
     *("ccd_iterations", None, None, "disableactuator", "sdf_initpoints", "sdf_iterations"),
 )
 _KINDS = {name: getattr(mujoco, f"mjt{name.capitalize()}") for name in ("integrator", "cone", "jacobian", "solver")}
-# By name in a file: field, bit, and the file's word for a set bit.
+# By name in a file: field, bit, and the value that sets the bit.
 _FLAGS = {
     f"flag {bit.name.removeprefix(prefix).lower()}": (field, bit.value, word)
     for kind, prefix, field, word in (
@@ -34,7 +34,7 @@ ON_WARP = (12, 20)  # limits on Warp where a scene has the defaults: all worlds 
 
 
 def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int] = USUAL) -> tuple[int, int]:
-    """Return the limits of solver and line-search iterations: settings, else the scene's, with `usual` for MuJoCo's."""
+    """Return solver and line-search iteration limits: settings, else the scene's, with `usual` for MuJoCo defaults."""
     iterations, ls_iterations = (
         replacement if limit == default else limit
         for limit, default, replacement in zip((scene.iterations, scene.ls_iterations), USUAL, usual, strict=True)
@@ -43,7 +43,7 @@ def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int]
 
 
 class SceneOption:
-    """Options by their names in `mujoco.MjOption`; files cannot change those written here."""
+    """Options by their names in `mujoco.MjOption`; files cannot override values written here."""
 
     _spec: mujoco.MjSpec
     _changed: Callable[[], None]
@@ -56,7 +56,7 @@ class SceneOption:
         value = getattr(self._spec.option, name)
         if isinstance(value, np.ndarray):
             value = value.copy()
-            value.setflags(write=False)  # a number written into the copy would be lost
+            value.setflags(write=False)  # a value written into the copy would be lost
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -79,7 +79,7 @@ class SceneOption:
                 continue  # set by the task
             if value != before:
                 values = f"{_shown(name, before)} in {other} and {_shown(name, value)} in {source}"
-                raise TaskError(f"{name} is {values}", hint=f"Try setting scene.option.{field} before adding them")
+                raise TaskError(f"{name} is {values}", hint=f"Try setting scene.option.{field} before adding the files")
             self._decided[name] = value, other
             if name in _FLAGS:
                 _, bit, word = _FLAGS[name]
@@ -97,7 +97,7 @@ def clear_option(spec: mujoco.MjSpec) -> None:
 
 
 def _authored(spec: mujoco.MjSpec) -> dict[str, Any]:
-    """Return the options that a file sets, or for a spec made in Python those off their default."""
+    """Return the options that a file sets or, for a spec built in Python, those that differ from the default."""
     default, options = mujoco.MjSpec().option, {}
     for bit, name in enumerate(_FIELDS):
         if name is not None:

@@ -21,10 +21,10 @@ from gpusim_rl.sim.scene import Scene
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Per-world array of MuJoCo's model (`MjModel`)."""
+    """Field of `MjModel` that can have per-world values."""
 
     of: Literal["body", "geom", "joint", "dof", "actuator", "tendon", "world", "camera", "light", "material"]
-    """Owner of a row."""
+    """Kind of element that owns a row."""
     constants: bool = False  # whether MuJoCo derives constants from it
     pictures: bool = False  # whether only rendering depends on it
 
@@ -55,13 +55,13 @@ FIELDS = {
     "light_ambient": Field("light", pictures=True),  # red, green, blue, from 0 to 1
     "light_diffuse": Field("light", pictures=True),
     "mat_rgba": Field("material", pictures=True),  # red, green, blue, which multiply the texture; alpha is 0 or 1
-    "geom_rgba": Field("geom", pictures=True),  # the same; what is not MuJoCo's default takes the material's place
+    "geom_rgba": Field("geom", pictures=True),  # the same; values other than MuJoCo's default override the material
 }
 """Parameters by their name in MuJoCo's model, with units."""
 
 GROUND = "ground"  # pseudo-articulation: the geoms fixed to the world
 
-_OF_SCENE = {"camera": "ncam", "light": "nlight", "material": "nmat"}  # and their count in the model
+_OF_SCENE = {"camera": "ncam", "light": "nlight", "material": "nmat"}  # kind -> count in the model
 _FORCE = "actuator_forcelimited"
 LIMITED = {"jnt_range": "jnt_limited", "actuator_forcerange": _FORCE, "actuator_delay": "actuator_history"}
 
@@ -94,9 +94,9 @@ class Param:
         return read_columns(self._values, self._columns).to(torch.float32, copy=True)
 
     def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"], column: int | None = None) -> None:
-        """Set values in the masked worlds; derived constants follow at the next refresh or step.
+        """Set values in the masked worlds; derived constants update at the next refresh or step.
 
-        `value` is shaped like the property; without its last dimension if `column`, one component, is set.
+        `value` has the shape of the property, without the last dimension if `column` selects one component.
         """
         value = value if self.prepare is None else self.prepare(value)
         values = self._values if column is None else self._values[..., column]
@@ -154,14 +154,14 @@ class Params:
 
 
 def model_values(model: mujoco.MjModel, name: str) -> np.ndarray:
-    """Return a field's array of the compiled model."""
+    """Return a field's array from the compiled model."""
     return model.opt.gravity if name == "gravity" else getattr(model, name)
 
 
 def find_elements(
     scene: Scene, name: str, articulation: str | None, elements: Sequence[str] | None
 ) -> tuple[list[int], list[str]]:
-    """Return a field's rows in MuJoCo's model and the name of each row's element; raise TaskError for unknown ones."""
+    """Return a field's rows in MuJoCo's model and the name of each row's element; raise TaskError for unknown names."""
     kind, model, label = FIELDS[name].of, scene.model, f"sim.param({name!r})"
     if kind == "world":
         if articulation is not None or elements is not None:
@@ -169,7 +169,7 @@ def find_elements(
         return [], []
     if kind in _OF_SCENE:
         if articulation is not None:
-            hint = f"Try the names of {kind}s in `elements`"
+            hint = f"Try {kind} names in `elements`"
             raise TaskError(f"a property of the scene, not of {articulation!r}", key=label, hint=hint)
         numbers = range(getattr(model, _OF_SCENE[kind]))
         rows = {getattr(model, kind)(i).name or f"{kind}{i}": [i] for i in numbers}
@@ -182,7 +182,7 @@ def find_elements(
         if kind == "geom":
             rows, part = _geoms(scene, articulation, FIELDS[name].pictures), "body with geoms"
             lacking = "geoms" if FIELDS[name].pictures else "geoms that can touch anything"
-        else:  # by the name that an element has in its own file
+        else:  # by an element's name in its own file
             part = "joint" if kind == "dof" else kind
             rows = {key: [i] for key, i in scene.elements_of(articulation, part).items()}
             rows = {key: model.jnt_dofadr[ids].tolist() for key, ids in rows.items()} if kind == "dof" else rows
@@ -206,7 +206,7 @@ def find_elements(
 
 
 def _geoms(scene: Scene, articulation: str, pictures: bool) -> dict[str, list[int]]:
-    """Return colliding geoms, or all, by body name; the ground's under its name."""
+    """Return colliding (or all) geoms by body name; ground geoms under `ground`."""
     model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
     rows: dict[str, list[int]] = {}

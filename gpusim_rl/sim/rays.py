@@ -1,4 +1,4 @@
-"""Ray casting against the scene, such as a lidar's."""
+"""Ray casting against the scene, e.g. for lidars."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim.masks import check_shape
 from gpusim_rl.sim.scene import Scene
 
-NUM_GROUPS = 6  # of geoms, in MuJoCo
+NUM_GROUPS = 6  # MuJoCo's number of geom groups
 
 
 class RayGroups:
-    """Geom groups that rays can skip, one per ignored articulation: MuJoCo's rays can ignore whole groups."""
+    """Geom groups that rays can skip, one per ignored articulation: MuJoCo's rays can only ignore whole groups."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._ignored: list[str] = []
 
     def leave_out(self, names: Sequence[str]) -> tuple[np.ndarray, list[int]]:
-        """Return the group of each geom, and per group whether rays that ignore these articulations hit it (1 or 0)."""
+        """Return each geom's group, and a flag per group: 1 if rays that ignore these articulations hit it, else 0."""
         known = self._scene.articulation_names
         for name in names:
             if name not in known:
@@ -50,7 +50,7 @@ class Rays:
     def cast(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
     ) -> Float[Tensor, "envs rays"]:
-        """Return each ray's distance to its first hit, in lengths of its direction; -1 without one. World frame [m]."""
+        """Return distances to the first hit, in lengths of each ray's direction; -1 without a hit. World frame [m]."""
         check_shape("rays: origin", origin, self._shape)
         check_shape("rays: direction", direction, self._shape)
         return self._cast(origin, direction, self._groups)

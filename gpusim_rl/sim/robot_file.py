@@ -61,13 +61,13 @@ def read_robot(
 ) -> tuple[mujoco.MjSpec, dict[str, float]]:
     """Read a robot (see `Scene.add`); return a spec with all elements named, and URDF velocity limits [rad/s or m/s].
 
-    TaskError: an argument does not fit. ValueError, FileNotFoundError: the file is invalid or missing.
+    Raise TaskError for arguments that do not fit the file, ValueError or FileNotFoundError for an invalid file.
     """
     limits, notes = dict[str, float](), list[str]()
     from_menagerie = isinstance(source, str) and source.startswith(menagerie.PREFIX)
     from_urdf = isinstance(source, str | Path) and not from_menagerie and is_urdf(Path(source))
     if packages is not None and not from_urdf:
-        raise TaskError("packages are for URDF files")
+        raise TaskError("packages apply to URDF files only")
     if not isinstance(source, str | Path):
         spec = source
     elif from_menagerie:
@@ -84,7 +84,7 @@ def read_robot(
             element.name = element.name or f"{kind}{number}"
     if keyframe is not None and not from_menagerie:
         keyframes.stand(spec, keyframe)
-    for key in list(spec.keys):  # their size is that of this file
+    for key in list(spec.keys):  # their size fits this file only
         spec.delete(key)
     if fixed_base is not None:
         _fix_base(spec, fixed_base)
@@ -94,7 +94,7 @@ def read_robot(
 
 
 def free_objects(spec: mujoco.MjSpec) -> list[str]:
-    """Return the free bodies under the worldbody after the first body."""
+    """Return the free bodies under the worldbody, except the first body."""
     return [body.name for body in spec.worldbody.bodies[1:] if _free_joint(body)]
 
 
@@ -104,14 +104,14 @@ def _free_joint(body: mujoco.MjsBody) -> mujoco.MjsJoint | None:
 
 def _fix_base(spec: mujoco.MjSpec, fixed: bool) -> None:
     if not (bodies := spec.worldbody.bodies):
-        raise TaskError("fixed_base needs a file with a body")
+        raise TaskError("fixed_base requires a file with a body")
     base, joint = bodies[0], _free_joint(bodies[0])
     if fixed and joint is not None:
         spec.delete(joint)
     elif not fixed and joint is None:
         if base.joints:
             names = [joint.name for joint in base.joints]
-            raise TaskError(f"the base {base.name!r} moves by {names} and cannot be free too", key="fixed_base=False")
+            raise TaskError(f"base {base.name!r} has joints {names} and cannot also be free", key="fixed_base=False")
         base.add_freejoint(name="root")
 
 
@@ -133,7 +133,7 @@ def _fix_masses(spec: mujoco.MjSpec) -> None:
 def hide_collision_shapes(model: mujoco.MjModel) -> None:
     """Hide collision shapes (group 0 by convention) of bodies with visual shapes (group 1 or 2).
 
-    A visual shape much smaller than the collision shapes is a detail, not the body's look.
+    A visual shape much smaller than the collision shapes is a detail, not the body's appearance.
     """
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     visual, drawn = ~collides & np.isin(model.geom_group, (1, 2)), collides & (model.geom_group == 0)
@@ -145,11 +145,11 @@ def hide_collision_shapes(model: mujoco.MjModel) -> None:
 
 
 def attach(scene: mujoco.MjSpec, spec: mujoco.MjSpec, name: str, frame: mujoco.MjsFrame, source: object) -> None:
-    """Attach a robot to a scene's spec; TaskError or ValueError for missing names: `MjSpec.attach` drops users."""
+    """Attach a robot to a scene's spec; TaskError or ValueError for references to missing names, which MuJoCo drops."""
     kinds = ("actuators", "sensors", "tendons", "equalities", "pairs", "excludes", "tuples")
     expected = {kind: len(getattr(scene, kind)) + len(getattr(spec, kind)) for kind in kinds}
     scene.attach(spec, prefix=f"{name}/", frame=frame)
     if lost := [kind for kind in kinds if len(getattr(scene, kind)) < expected[kind]]:
         if isinstance(source, str | Path):
             mujoco.MjSpec.from_file(str(source)).compile()  # raises ValueError with the name and its line
-        raise TaskError(f"some of its {' and '.join(lost)} refer to missing elements")
+        raise TaskError(f"some {' and '.join(lost)} refer to missing elements")

@@ -1,4 +1,4 @@
-"""Bounded reading of a robot's XML, includes and assets."""
+"""Size-limited reading of a robot's XML, includes and assets."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ except ImportError:  # Windows
 
 # MuJoCo multiplies these as 32-bit integers, and writes out of bounds if they overflow.
 _SIZED = {"hfield": [("nrow", "ncol")], "texture": [("width", "height")], "numeric": [("size",)]}
-_USERS = 1000  # elements that `<size nuser_...>` applies to
+_USERS = 1000  # assumed number of elements that `<size nuser_...>` applies to
 _ENCODINGS = re.compile(r"(utf|iso-|windows-|cp|gb|big5|shift_jis|euc-|koi8|(us-)?ascii)", re.IGNORECASE)
 _LFS = b"version https://git-lfs.github.com"
-_HEAD = 100_000  # bytes in which the root element starts
+_HEAD = 100_000  # bytes within which the root element starts
 _REPLICATED = ("replicate", "composite", "flexcomp")
 
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Raise ValueError if the block takes more than `budgets.ROBOT_BYTES`."""
+    """Raise ValueError if the block allocates more than `budgets.ROBOT_BYTES`."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[5])
     except OSError:
@@ -52,16 +52,16 @@ def bounded_memory() -> Iterator[None]:
         failed = "allocate memory" in str(error) or "unknown exception" in str(error).lower()  # MuJoCo's words
         if not (failed or isinstance(error, MemoryError)):
             raise
-        raise ValueError(f"reading it takes more than {budgets.ROBOT_BYTES >> 20} MB of memory") from None
+        raise ValueError(f"reading the file takes more than {budgets.ROBOT_BYTES >> 20} MB of memory") from None
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
-    """Raise TaskError if a path is a pipe or the like, too large, or a Git LFS pointer."""
+    """Raise TaskError for a path that is not a regular file (e.g. a pipe), is too large, or is a Git LFS pointer."""
     if not path.is_file():
         if path.exists():
-            raise TaskError("not a regular file", key=str(path), hint="Try a copy of its content")
+            raise TaskError("not a regular file", key=str(path), hint="Try copying its content to a file")
         return
     size = path.stat().st_size
     if size > limit:
@@ -71,7 +71,7 @@ def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
 
 
 def read_content(file: Path) -> bytes:
-    """Return an XML file as UTF-8 without prolog; other than the declared encoding, try UTF-8, then Latin-1."""
+    """Return an XML file as UTF-8 without prolog; try the declared encoding, then UTF-8, then Latin-1."""
     regular_file(file, budgets.XML_BYTES)
     content, text = file.read_bytes(), ""
     named = re.search(rb"<\?xml [^>]*encoding *= *[\"']([\w-]+)", content[:_HEAD])
@@ -93,8 +93,8 @@ def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Ca
         nonlocal depth, count
         depth, count = depth + 1, count + 1
         if depth > budgets.XML_DEPTH or count > budgets.XML_ELEMENTS:
-            limit = f"nested {depth} deep" if depth > budgets.XML_DEPTH else f"more than {budgets.XML_ELEMENTS}"
-            raise ValueError(f"XML: line {parser.CurrentLineNumber}: elements are {limit}")
+            nested, many = f"elements nested {depth} deep", f"more than {budgets.XML_ELEMENTS} elements"
+            raise ValueError(f"XML: line {parser.CurrentLineNumber}: {nested if depth > budgets.XML_DEPTH else many}")
         start(tag, attributes)
 
     def closed(tag: str) -> None:
@@ -103,7 +103,7 @@ def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Ca
         end(tag)
 
     def entity(name: str, *_: object) -> None:
-        raise ValueError(f"XML: entity {name[:40]!r} is not supported. Try its text")
+        raise ValueError(f"XML: entity {name[:40]!r} is not supported. Try inlining its text")
 
     parser.StartElementHandler, parser.EndElementHandler, parser.EntityDeclHandler = opened, closed, entity
     try:
@@ -113,14 +113,14 @@ def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Ca
 
 
 def parse(content: bytes) -> ElementTree.Element:
-    """Return the tree of a text without comments; see `walk`."""
+    """Parse XML into a tree without comments; see `walk`."""
     builder = ElementTree.TreeBuilder()
     walk(content, builder.start, builder.end)
     return builder.close()
 
 
 def root_tag(file: Path) -> str:
-    """Return the name of a file's root element, "" if unreadable."""
+    """Return the name of a file's root element; "" if unreadable."""
     tags = list[str]()
     with suppress(OSError, ValueError):  # MuJoCo reports it
         walk(read_content(file)[:_HEAD], lambda tag, attributes: tags.append(tag), str)
@@ -128,9 +128,9 @@ def root_tag(file: Path) -> str:
 
 
 def read_mjcf(file: Path) -> mujoco.MjSpec:
-    """Read an MJCF file after checking it, its includes and its assets; ValueError or OSError names what is wrong."""
+    """Read an MJCF file after checking it, its includes and its assets; raise ValueError or OSError for faults."""
     if not file.exists():
-        raise FileNotFoundError("there is no such file")
+        raise FileNotFoundError("no such file")
     included_files(file)
     spec = mujoco.MjSpec.from_file(str(file))
     if spec.strippath:  # `attach` would lose it
@@ -141,22 +141,22 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
 
 
 def included_files(file: Path) -> set[Path]:
-    """Return a file and its includes, after checking what their elements allocate."""
+    """Return a file and its includes, after checking how much their elements allocate."""
     waiting, seen, meshes, places = [file], set[Path](), set[str](), {""}
     while waiting:
         path = waiting.pop().resolve()
-        if path in seen or not path.exists():  # MuJoCo reports a missing one
+        if path in seen or not path.exists():  # MuJoCo reports missing files
             continue
         seen.add(path)
         if len(seen) > budgets.XML_FILES:
-            raise ValueError(f"it includes more than {budgets.XML_FILES} files")
+            raise ValueError(f"includes more than {budgets.XML_FILES} files")
         try:
             included = _included(path, meshes, places)
             waiting += [folder / name for name in included for folder in (file.parent, path.parent)]
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from None
     if len(meshes) * len(places) > budgets.XML_FILES:
-        raise ValueError(f"<flexcomp>: {len(meshes)} meshes in {len(places)} folders, expected fewer")
+        raise ValueError(f"<flexcomp>: {len(meshes)} meshes in {len(places)} folders are too many")
     for name, place in itertools.product(meshes, places):  # MuJoCo reads them before `check_assets`
         regular_file(file.parent / place / name)
     return seen
@@ -179,7 +179,7 @@ def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
         for names in per_element or _SIZED.get(tag, ()):
             numbers = [number for name in names for number in _integers(attributes.get(name, ""))[:1]]
             if math.prod(numbers) * (_USERS if per_element else 1) > budgets.ASSET_NUMBERS:
-                raise ValueError(f"<{tag}>: {' x '.join(names)} = {math.prod(numbers)} allocates too many numbers")
+                raise ValueError(f"<{tag}>: {' x '.join(names)} = {math.prod(numbers)} allocates too many values")
 
     walk(read_content(file), start, lambda tag: copies.pop())
     return included
@@ -194,7 +194,7 @@ def _integers(text: str) -> list[int]:
 
 
 def check_assets(spec: mujoco.MjSpec) -> None:
-    """Raise ValueError for an asset that is missing, not regular, or too large by its header."""
+    """Raise ValueError for an asset that is missing, not a regular file, or too large according to its header."""
     folder, compiler, missing = Path(spec.modelfiledir), spec.compiler, list[str]()
     assets = [(mesh.file, compiler.meshdir) for mesh in (*spec.meshes, *spec.hfields, *spec.skins)]
     for texture in spec.textures:

@@ -35,7 +35,7 @@ class Scene:
     """One world as a `mujoco.MjSpec`; methods raise TaskError for unknown names and invalid values.
 
     Every robot or object has a name, which prefixes its elements (`ant/torso`). A scene has one set of MuJoCo options:
-    those of the task, from these arguments or `option`; else those of the robots' files; else MuJoCo's defaults.
+    set by the task, through these arguments or `option`, else by the robots' files, else MuJoCo's defaults.
 
     Args:
         physics_hz: Physics steps per simulated second [Hz]; a file's time step is ignored.
@@ -45,17 +45,17 @@ class Scene:
             stiff drives at about the cost of `euler`. `rk4` evaluates the dynamics four times per step.
         cone: Friction cones. `pyramidal`, the default, is the fastest; its friction depends on a contact's tangents,
             which MuJoCo and MuJoCo Warp choose differently for steep capsules on planes: a step of Ant then differs by
-            up to 0.46 rad/s. With `elliptic` it is 4e-5, feet creep half as fast, and a step of Humanoid costs a third
-            more.
+            up to 0.46 rad/s. With `elliptic` it differs by 4e-5 rad/s, feet creep half as fast, and a step of Humanoid
+            costs a third more.
         impratio: Stiffness of friction relative to the normal, for elliptic cones. At 1, the default, grasped objects
             creep out of the hand; 10 holds them.
         gravity: Downward acceleration, or a vector in the world frame [m/s^2]; default 9.81.
-        max_angular_velocity: Limit for free bodies, applied after each control step [rad/s]; PhysX's is 64.
+        max_angular_velocity: Limit for free bodies, applied after each control step [rad/s]; PhysX uses 64.
 
     Attributes:
         option: MuJoCo's options by name. Values written before files are added override them.
         njmax: Constraint rows per env in MuJoCo Warp if `sim.njmax` is null; None estimates them. Contacts without a
-            row are dropped, as `sim/overflow` reports.
+            row are dropped and reported in `sim/overflow`.
 
     Example:
         scene = Scene(physics_hz=120)
@@ -91,7 +91,7 @@ class Scene:
             if len(vector) != 3:
                 raise TaskError(key="Scene.gravity", expected="one or three numbers", got=gravity)
             self.option.gravity = vector
-        self.contact_sensors: list[str] = []  # bodies' names in the model
+        self.contact_sensors: list[str] = []  # names of bodies in the model
         self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
         self.cameras: dict[str, SceneCamera] = {}
@@ -118,15 +118,15 @@ class Scene:
         """Add an infinite plane at height 0 and a light.
 
         Args:
-            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the larger of two geoms.
-            solimp: Impedance at the surface and at a depth, and that depth [m]; contacts use the mean of two geoms.
-            margin: Distance at which contacts are detected [m]; contacts use the sum of two geoms.
+            friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the maximum of both geoms.
+            solimp: Impedance at the surface and at a depth, and that depth [m]; contacts use the mean of both geoms.
+            margin: Distance at which contacts are detected [m]; contacts use the sum of both geoms.
         """
         ground.add_plane(self.spec, friction, solimp, margin)
         self.add_light()
 
     def add_terrain(self, terrain: Terrain, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
-        """Add a terrain and a light: a height field shared by all worlds, with its border.
+        """Add a light and a terrain: a height field with a border, shared by all worlds.
 
         Geoms that sink in past their centre stay there, so contacts are as stiff as the time step allows: use feet with
         a radius of 4 cm or more.
@@ -144,13 +144,13 @@ class Scene:
         friction: Sequence[float] = (1.0, 0.005, 0.0001),
         name: str = "ground",
     ) -> None:
-        """Add a height field shared by all worlds, and a light. See `add_terrain` about feet.
+        """Add a height field shared by all worlds, and a light. See `add_terrain` for the minimum size of feet.
 
         Args:
             heights: Heights [m], shape [x, y], or a PNG file (right is +x, top is +y).
             size: Lengths along x and y [m].
-            height: Height of a picture's brightest point above its darkest [m].
-            pos: Position of the centre [m]; a picture's darkest point is at height 0.
+            height: Height of an image's brightest point above its darkest [m].
+            pos: Position of the centre [m]; an image's darkest point is at height 0.
             friction: See `add_ground`.
             name: Name of the geom and the height field.
         """
@@ -159,7 +159,7 @@ class Scene:
         self.add_light()
 
     def add_light(self) -> None:
-        """Add a directional light for pictures."""
+        """Add a directional light for rendering."""
         self.spec.worldbody.add_light(
             type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, pos=[0, 0, 6], dir=[0.3, 0.2, -1.0], castshadow=True
         )
@@ -178,18 +178,18 @@ class Scene:
     ) -> None:
         """Add a robot or object from an MJCF or URDF file or a spec.
 
-        The file is one articulation, with the first body under the worldbody as root; each further body there with a
-        free joint starts its own, `<name>/<body>`. Geoms of the worldbody are fixed and belong to none. Ball joints
-        move but are not among an articulation's joints. Unnamed bodies, joints and actuators get names (`body4`).
+        The file becomes an articulation whose root is the first body under the worldbody; other bodies there with a
+        free joint become separate articulations, `<name>/<body>`. Geoms of the worldbody are fixed and belong to none.
+        Ball joints move but are not listed as joints. Unnamed bodies, joints and actuators get names (`body4`).
 
-        The file's options join the scene's; two files must not disagree. Its `<compiler>` settings apply to its own
-        elements, except for `fusestatic`, `discardvisual`, `fitaabb` and `lengthrange`.
+        The file's options are merged into the scene's; files must not conflict. Its `<compiler>` settings apply to its
+        own elements, except for `fusestatic`, `discardvisual`, `fitaabb` and `lengthrange`.
 
         Args:
             name: Name in the scene; elements become `<name>/<element>`.
             robot: File, spec (consumed), or robot of MuJoCo Menagerie (`menagerie:unitree_go1`).
-            pos: Position of its frame in the world [m].
-            quat: Orientation of its frame, wxyz.
+            pos: Position of the file's frame in the world [m].
+            quat: Orientation of the file's frame, wxyz.
             keyframe: Keyframe that becomes the reference pose, in which worlds start; joints keep their zeros and
                 limits. Default: `home` for Menagerie, else the pose of the file.
             fixed_base: False adds a free joint to the first body, True removes it. Default: as in the file; fixed for
@@ -199,7 +199,7 @@ class Scene:
         """
         label = f"Scene.add({name!r})"
         if name in (*self._velocity_limits, *self.articulation_names):
-            raise TaskError("the scene already has this name", key=label)
+            raise TaskError("this name is already in use", key=label)
         from_menagerie = isinstance(robot, str) and robot.startswith(menagerie.PREFIX)
         try:
             with _PROCESS_WIDE, mujoco_warnings(label), bounded_memory():
@@ -245,7 +245,7 @@ class Scene:
         else:
             element = getattr(model, kind)
             ids = [i for i in range(getattr(model, f"n{kind}")) if element(i).name.startswith(prefix)]
-        if kind == "actuator":  # those on joints belong to the joint's articulation
+        if kind == "actuator":  # actuators on joints belong to the joint's articulation
             on_joint = np.isin(model.actuator_trntype, [transmission.value for transmission in _ON_JOINTS])
             joint_of, rest = model.actuator_trnid[:, 0], articulation not in self._objects
             ids = [i for i in ids if (model.jnt_bodyid[joint_of[i]] in bodies if on_joint[i] else rest)]
@@ -257,7 +257,7 @@ class Scene:
         return range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
 
     def contact_columns(self, body: str) -> list[int]:
-        """Return the sensor-data columns of a body's contacts, all of one physics step in the world frame.
+        """Return the sensor-data columns of a body's contacts, all from one physics step and in the world frame.
 
         Force [N], torque [N m] about a point, that point [m], body position [m] and orientation wxyz.
         """
@@ -305,11 +305,11 @@ class Scene:
         delay: actuators.Value | None = None,
         max_delay: actuators.Value | None = None,
     ) -> None:
-        """Add a drive, named after its joint, to each of several joints; it acts in every physics step.
+        """Add a drive to each joint, named after the joint; it acts in every physics step.
 
-        A value is one number for all joints, or numbers by joint or pattern: `{"*_hip": 80, "*_knee": 120}`.
+        Each value is one number for all joints, or numbers by joint or pattern: `{"*_hip": 80, "*_knee": 120}`.
 
-        With `velocity_limit` a drive follows the torque-speed line of a DC motor, as Isaac Lab's `DCMotor`: its effort
+        With `velocity_limit` a drive has the torque-speed line of a DC motor, like Isaac Lab's `DCMotor`: its effort
         is clipped to +-stall_effort (+-1 - v / velocity_limit), then to +-effort_limit; beyond the velocity limit it
         brakes. See https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf.
 
@@ -322,14 +322,13 @@ class Scene:
                 / velocity_limit).
             stiffness: Servo stiffness [N m/rad or N/m].
             damping: Servo damping [N m s/rad or N s/m].
-            effort_limit: Largest effort [N m or N]; default: the file's, if any.
-            velocity_limit: Speed without effort [rad/s or m/s]; see `velocity_limits` for a URDF's.
+            effort_limit: Maximum effort [N m or N]; default: the file's, if any.
+            velocity_limit: No-load speed [rad/s or m/s]; see `velocity_limits` for a URDF's.
             stall_effort: Effort at standstill [N m or N]; default `effort_limit`.
-            armature: Rotor inertia behind the gear [kg m^2 or kg]; default: the file's.
+            armature: Reflected rotor inertia [kg m^2 or kg]; default: the file's.
             friction: Dry friction [N m or N]; default: the file's.
-            delay: Delay of a control [s], rounded up to physics steps; an episode's first control acts until it
-                arrives.
-            max_delay: Largest delay for `sim.param("actuator_delay", ...)` [s]; default `delay`.
+            delay: Control delay [s], rounded up to physics steps; an episode's first control acts immediately.
+            max_delay: Maximum delay for `sim.param("actuator_delay", ...)` [s]; default `delay`.
         """
         self._check_name(f"add_actuators({name!r})", name)
         values = {"stiffness": stiffness, "damping": damping, "armature": armature, "friction": friction}
@@ -345,7 +344,7 @@ class Scene:
     def add_sensor(
         self, name: str, sensor: str, kind: str, *, cutoff: float = 0.0, against: str | None = None, **of: str
     ) -> None:
-        """Add a sensor that the file lacks; read it by `articulation.sensor(sensor)`.
+        """Add a sensor that the file does not have; read it with `articulation.sensor(sensor)`.
 
             scene.add_sensor("go1", "imu_gyro", "gyro", body="trunk")
             scene.add_sensor("go1", "foot_force", "touch", site="foot")
@@ -355,10 +354,10 @@ class Scene:
             sensor: Name of the new sensor.
             kind: Kind in MuJoCo's XML: `gyro`, `accelerometer`, `force`, `touch`, `framelinacc`, `rangefinder`, ... See
                 https://mujoco.readthedocs.io/en/stable/XMLreference.html#sensor.
-            cutoff: Largest absolute reading, in its unit; 0 = no limit.
-            against: Other side of a `contact` sensor. `ground` (fixed to the env): number of contacts and their net
-                force on the element [N], world frame. `self` (contacts within the body's subtree): their number and the
-                largest force, in its contact frame.
+            cutoff: Maximum absolute reading, in the sensor's unit; 0 = no limit.
+            against: Other side of a `contact` sensor. `ground` (anything fixed to the world): number of contacts and
+                net force on the element [N], world frame. `self` (contacts within the body's subtree): number of
+                contacts and the largest force [N], in its contact frame.
             **of: `site`, `body`, `joint`, `actuator`, `tendon` or `geom` by its name in the file; a body stands for its
                 frame.
         """
@@ -377,7 +376,7 @@ class Scene:
                 raise TaskError(f"no body {body!r}", key="Scene.add_contact_sensor", hint=hint)
             if body in self.contact_sensors:
                 continue
-            second = {"reftype": objects.mjOBJ_BODY, "refname": body}  # the sensor reports what acts on the second body
+            second = {"reftype": objects.mjOBJ_BODY, "refname": body}  # sensors report the wrench on the second body
             self.spec.add_sensor(name=f"{body}/contact", type=kinds.mjSENS_CONTACT, intprm=wrench, **second)
             for pose, kind in (("pos", kinds.mjSENS_FRAMEPOS), ("quat", kinds.mjSENS_FRAMEQUAT)):
                 frame = {"objtype": objects.mjOBJ_XBODY, "objname": body}
@@ -411,7 +410,7 @@ class Scene:
         groups: Sequence[int] = (0, 1, 2),
         samples: int = 1,
     ) -> None:
-        """Add a camera for `Sim.camera(name)`: images of every world, drawn on demand.
+        """Add a camera for `Sim.camera(name)`: images of every world, rendered on demand.
 
             scene.add_camera("side", pos=(0.0, -3.0, 1.0), target=(0.0, 0.0, 0.5), size=(84, 84))
             scene.add_camera("wrist", body="arm/hand", pos=(0.05, 0.0, 0.0), outputs=("rgb", "depth"))
@@ -419,21 +418,21 @@ class Scene:
 
         Args:
             name: Name of the camera.
-            body: Body that carries it (`arm/hand`); None is the world.
+            body: Body that carries the camera (`arm/hand`); None = world.
             pos: Position in the body's frame [m].
-            quat: Orientation in the body's frame, wxyz: the camera looks along -z, its y is up, its x right in the
-                image.
+            quat: Orientation in the body's frame, wxyz: the camera looks along -z; in the image, +y is up and +x is
+                right.
             fovy: Vertical field of view [degrees]; default: the file's, else 45.
             size: Height and width [pixels].
             outputs: Any of `rgb`, `depth` and `segmentation`.
             every: Control steps per frame.
-            target: Point to look at in the body's frame [m], in place of `quat`; z is up in the image.
-            groups: MuJoCo's geom groups to draw. A few primitives draw many times faster than fine meshes.
-            samples: Rays per pixel along each side, averaged in `rgb`, for things thinner than a pixel; 2 costs four
-                times more.
+            target: Point to look at in the body's frame [m], instead of `quat`; z is up in the image.
+            groups: MuJoCo's geom groups to render. A few primitives render many times faster than fine meshes.
+            samples: Rays per pixel along each side, averaged in `rgb`, for objects thinner than a pixel; 2 costs four
+                times as much.
         """
         if name in self.cameras:
-            raise TaskError(f"the scene already draws with a camera {name!r}", key="Scene.add_camera")
+            raise TaskError(f"the scene already has a camera {name!r}", key="Scene.add_camera")
         camera = SceneCamera(name, size, tuple(outputs), every, tuple(sorted({*groups})), samples)
         add_camera(self.spec, camera, body, pos, quat, target, fovy)
         self.cameras[name] = camera
@@ -441,9 +440,9 @@ class Scene:
 
     @property
     def steps_compute_sensors(self) -> bool:
-        """True if physics steps compute sensors; those only `Articulation.sensor` reads are computed on reading."""
+        """True if physics steps compute sensors; those read only by `Articulation.sensor` are computed when read."""
         model = self.model
-        late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # they store earlier readings
+        late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # such sensors store earlier readings
         touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))
         return touches or bool(self.effort_sensors) or late
 
@@ -468,5 +467,5 @@ class Scene:
                     self._model = actuators.with_whole_steps(self.spec.compile())
                 hide_collision_shapes(self._model)
             except ValueError as error:
-                raise TaskError(f"MuJoCo cannot compile it: {one_line(error)}", key="Scene") from None
+                raise TaskError(f"MuJoCo cannot compile this: {one_line(error)}", key="Scene") from None
         return self._model

@@ -8,10 +8,10 @@ import mujoco
 
 from gpusim_rl.errors import TaskError, available, did_you_mean
 
-# Kinds that need only the pose of a site, and kinds that MuJoCo addresses by the body, not by its frame.
+# Kinds that MuJoCo attaches to a site, and kinds that it attaches to the body rather than to the body's frame.
 _SITE_AXES = ("gyro", "accelerometer", "velocimeter", "magnetometer", "force", "torque", "rangefinder")
 _SUBTREE = ("subtreecom", "subtreelinvel", "subtreeangmom")
-# MuJoCo's contact sensor: bits of its data specification, and its reductions (net force, largest force).
+# MuJoCo's contact sensor: bits of its data specification, and its reductions (net force, maximum force).
 _FOUND_AND_FORCE, _REDUCTION = 1 << 0 | 1 << 1, {"ground": 3, "self": 2}
 _OF = {
     "site": mujoco.mjtObj.mjOBJ_SITE,
@@ -45,7 +45,7 @@ def add_sensor(
     if any(sensor.name == prefix + name for sensor in spec.sensors):
         raise TaskError(f"{articulation!r} already has a sensor {name!r}", key=call)
     if (kind == "contact") != (against in _REDUCTION) or (kind == "contact" and [*of] not in (["body"], ["geom"])):
-        problem = "a contact sensor needs a body or geom and against='ground' or 'self'; other kinds have no `against`"
+        problem = "a contact sensor needs a body or geom and against='ground' or 'self'; other kinds reject `against`"
         raise TaskError(problem, key=call, got={"against": against, **of})
     if len(of) > 1 or not of.keys() <= _OF.keys():
         raise TaskError(key=call, expected=f"one of {', '.join(_OF)}", got=of)
@@ -60,11 +60,11 @@ def add_sensor(
             element, target = "site", name
         object_type = mujoco.mjtObj.mjOBJ_BODY if element == "body" and kind in _SUBTREE else _OF[element]
         arguments = {"objtype": object_type, "objname": prefix + target}
-    if kind == "contact":  # reports what acts on the second; a subtree against itself is named by its frame
+    if kind == "contact":  # reports the force on the second; a subtree against itself is given by its frame
         object_type = {"ground": mujoco.mjtObj.mjOBJ_BODY, "self": mujoco.mjtObj.mjOBJ_XBODY}[str(against)]
         second = {"reftype": arguments["objtype"] if "geom" in of else object_type, "refname": arguments["objname"]}
         first = {"objtype": object_type, "objname": arguments["objname"] if against == "self" else "world"}
         arguments = {**first, **second, "intprm": [_FOUND_AND_FORCE, _REDUCTION[str(against)], 1]}
-    if kind == "rangefinder":  # a file's default reads distances
+    if kind == "rangefinder":  # distances, as is the default in a file
         arguments["intprm"] = [1 << mujoco.mjtRayDataField.mjRAYDATA_DIST.value, 0, 0]
     spec.add_sensor(name=prefix + name, type=_KINDS[kind], cutoff=cutoff, **arguments)

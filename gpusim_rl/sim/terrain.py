@@ -25,7 +25,7 @@ MOST_POINTS = 50_000_000  # heights of a terrain; computing this many takes seve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerrainConfig:
-    """Grid of square patches: a row along y per level, a column along x per variation of a kind."""
+    """Grid of square patches: one row along y per level, one column along x per variation of a kind."""
 
     seed: Natural  # of the random patches
     levels: Count  # from easy to hard
@@ -34,7 +34,7 @@ class TerrainConfig:
     patch_size: Positive  # m
     platform_size: Positive  # m; a flat square in the middle of every patch
     resolution: Positive  # m between neighbouring heights
-    height_step: Positive  # m; heights are multiples of it
+    height_step: Positive  # m; heights are rounded to multiples of it
     border: NotNegative  # m of flat ground around all patches; nothing lies beyond it
 
     def __post_init__(self) -> None:
@@ -42,13 +42,13 @@ class TerrainConfig:
         if unknown:
             raise ConfigError(f"unknown kinds {unknown}", key="terrain.columns", hint=f"Available: {', '.join(KINDS)}")
         if not self.platform_size < self.patch_size:
-            expected = f"below patch_size, such as {self.patch_size / 2:g}"
+            expected = f"less than patch_size, such as {self.patch_size / 2:g}"
             raise ConfigError(key="terrain.platform_size", expected=expected, got=self.platform_size)
         along = self.patch_size / self.resolution
         points = self.levels * sum(self.columns.values()) * along * along
         if points > MOST_POINTS:
             hint = "Try fewer levels or columns, or a larger resolution"
-            raise ConfigError(f"{points:.3g} heights, but at most {MOST_POINTS:.3g} fit", key="terrain", hint=hint)
+            raise ConfigError(f"{points:.3g} heights, expected at most {MOST_POINTS:.3g}", key="terrain", hint=hint)
         for key in ("patch_size", "platform_size"):
             cells = getattr(self, key) / self.resolution
             if abs(cells - round(cells)) > 1e-6 or round(cells) % 2 or cells < 1:
@@ -91,7 +91,7 @@ class Terrain:
         table, row = self.heights.flatten(), self.heights.shape[1]
         self._corners = (table, table[1:], table[row:], table[row + 1 :])
         half = torch.tensor([size // 2 for size in self.heights.shape], dtype=torch.float32, device=device)
-        self._cells = -half, half - 1.0  # first and last along x and y, counted from the middle
+        self._cells = -half, half - 1.0  # first and last cell along x and y, counted from the middle
 
     def height(self, x: Float[Tensor, "*batch"], y: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
         """Return the ground height at world points [m] as MuJoCo computes it; 0 beyond all patches.
@@ -104,15 +104,15 @@ class Terrain:
         resolution, (half_x, half_y) = self.cfg.resolution, (size // 2 for size in self.heights.shape)
         first, last = (limit.view(2, *[1] * (points.ndim - 1)) for limit in self._cells)
         cell = (points / resolution).floor_()  # along x and y, counted from the middle
-        cell.clamp_(first, last).nan_to_num_()  # diverged worlds
-        # Relative to the cell: in units of the whole field float32 would lose a tenth of a millimetre.
+        cell.clamp_(first, last).nan_to_num_()  # NaN of diverged worlds
+        # Relative to the cell: relative to the whole field, float32 would lose a tenth of a millimetre.
         u, v = torch.sub(points, cell, alpha=resolution).div_(resolution).clamp_(0.0, 1.0)
         i, j = cell.int()
         row = self.heights.shape[1]
         index = torch.add(j, i, alpha=row).add_(half_x * row + half_y).flatten()
         z00, z01, z10, z11 = (corner.index_select(0, index).view(u.shape) for corner in self._corners)
         along_x, along_y = z10 - z00, z01 - z00
-        fold = (z11 - z10).sub_(along_y)  # at the diagonal, beyond which the point lies by min(u, v)
+        fold = (z11 - z10).sub_(along_y)  # change of slope at the diagonal, weighted by min(u, v)
         return z00.addcmul_(u, along_x).addcmul_(v, along_y).addcmul_(torch.minimum(u, v), fold)
 
     def scan(
@@ -225,7 +225,7 @@ KINDS: dict[str, Callable[[_Canvas], Heights]] = {
     "stepping_stones": _stepping_stones,
     "gap": _gap,
 }
-"""Kinds of ground. Up and down are seen from the platform: on `stairs_up` it lies in a pit."""
+"""Kinds of ground. Up and down are as seen from the platform, which lies in a pit on `stairs_up`."""
 
 
 def _patches(cfg: TerrainConfig) -> Heights:

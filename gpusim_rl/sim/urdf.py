@@ -22,7 +22,7 @@ PACKAGE_SCHEMES = ("package://", "model://")
 LEAST_MASS, LEAST_INERTIA = 1e-6, 1e-9  # MuJoCo's `boundmass` [kg] and `boundinertia` [kg m^2] for massless links
 WATER = 1000.0  # kg/m^3
 _SHOWN, _LINKS_SHOWN = 3, 12  # paths in a message, links in a line
-_FOLDERS, _LONGEST = 10, 1000  # limits of a mesh's name: leading folders that may differ here, characters
+_FOLDERS, _LONGEST = 10, 1000  # limits on a mesh's name: leading folders that may differ locally, characters
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _DEFAULT = re.compile(r"\$\(optenv\s+\w+\s*([^)]*)\)")  # default of an environment variable, in xacro and roslaunch
 _FIND = re.compile(r"^(?:file:/*)?\$\(find\s+([^)\s]+)\s*\)/*")  # package folder, in roslaunch
@@ -45,15 +45,15 @@ _SYMMETRIC = np.array([[0, 1, 2], [1, 3, 4], [2, 4, 5]])
 
 
 def is_urdf(file: Path) -> bool:
-    """Return whether a file is URDF, whatever its suffix."""
+    """Return whether a file is URDF, regardless of its suffix."""
     return root_tag(file) == "robot"
 
 
 def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.MjSpec, dict[str, float], list[str]]:
-    """Read a robot; return spec, velocity limits of joints [rad/s or m/s], and a line per kind of change.
+    """Read a robot; return its spec, velocity limits of joints [rad/s or m/s], and one line per kind of change.
 
     Every link becomes a body with its visual and collision shapes. The file's MuJoCo `<compiler>` applies, except for
-    its mesh and shape-removal settings. TaskError and ValueError name what is missing or invalid.
+    its mesh and shape-removal settings. Raise TaskError or ValueError for missing or invalid parts.
     """
     notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "read": [], "left out": []}
     changed, tidied, left_out = notes.values()
@@ -86,7 +86,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
 
 def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
     """Return links, joints and materials; raise ValueError for a xacro template."""
-    content, template = read_content(file), f"it is a xacro template. Try: xacro {file.name} > robot.urdf"
+    content, template = read_content(file), f"this is a xacro template. Try: xacro {file.name} > robot.urdf"
     try:
         robot = parse(content)
     except ValueError as error:
@@ -138,7 +138,7 @@ def _read(robot: ElementTree.Element) -> mujoco.MjSpec:
         message = " ".join(str(error).split()).removeprefix("XML Error: ")
         if (match := re.search(r" Element '\w+', line (\d+)$", message)) and 2 <= int(match[1]) <= len(robot) + 1:
             message = f"{_name(robot[int(match[1]) - 2])}: {message[: match.start()]}"
-        message = message.rstrip(": ").replace("URDF body not found", "the joints above it form a circle")
+        message = message.rstrip(": ").replace("URDF body not found", "the joints above it form a cycle")
         if "repeated" in message:
             message += f" {Counter(link.get('name') for link in robot.findall('link')).most_common(1)[0][0]!r}"
         raise ValueError(message) from None
@@ -191,9 +191,9 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
 
 
 def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
-    """Exclude links that overlap in the reference pose from colliding, as MoveIt's setup assistant does.
+    """Disable collisions of links that overlap in the reference pose, like MoveIt's setup assistant.
 
-    A mesh collides as its convex hull, which often reaches into the link after the next.
+    A mesh collides as its convex hull, which often reaches into a link that is not adjacent.
     """
     try:
         model = spec.copy().compile()
@@ -210,7 +210,7 @@ def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
 
 
 def _empty_links(robot: ElementTree.Element) -> None:
-    """Make links without `<inertial>` massless if a link fixed to them has a mass.
+    """Make links without `<inertial>` massless if a link rigidly attached to them has a mass.
 
     ROS's KDL ignores a root link's inertia, so files put it in a fixed child.
     """
@@ -231,19 +231,19 @@ def _empty_links(robot: ElementTree.Element) -> None:
 
 
 def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
-    """Make a link's mass and inertia physical; return what changed, or "". `balanceinertia` handles A + B < C."""
+    """Make a link's mass and inertia physical; return the change, or "". `balanceinertia` handles A + B < C."""
     inertial, mass, name = link.find("inertial"), link.find("inertial/mass[@value]"), link.get("name", "")
     if inertial is None or mass is None:
         if inertial is not None:
             link.remove(inertial)  # MuJoCo derives mass from the collision shapes
         if link.find("collision") is None:
             return f"{name} mass 0 -> {LEAST_MASS:g} kg" if moves else ""
-        return "" if inertial is None else f"{name} no mass -> of its collision shapes as water"
+        return "" if inertial is None else f"{name} no mass -> that of its collision shapes at water density"
     inertia, given = inertial.find("inertia"), float(mass.get("value", ""))
     inertia = ElementTree.SubElement(inertial, "inertia") if inertia is None else inertia
     matrix = np.array([float(inertia.get(key, 0.0)) for key in _INERTIA])[_SYMMETRIC]
     moments, axes = np.linalg.eigh(matrix)
-    if given >= LEAST_MASS and moments.max() < 1e-15:  # a point: the inertia of a ball of water
+    if given >= LEAST_MASS and moments.max() < 1e-15:  # a point mass: use the inertia of a ball of water
         now = np.full(3, 0.4 * given * (3.0 * given / (4.0 * math.pi * WATER)) ** (2.0 / 3.0))
     else:
         now = np.maximum(moments, LEAST_INERTIA) if given < LEAST_MASS or moments.min() <= 1e-14 else moments
@@ -265,7 +265,7 @@ def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
 def _check_shapes(
     link: ElementTree.Element, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: dict[str, list[str]]
 ) -> None:
-    """Resolve a link's meshes; remove empty shapes, and visual ones whose mesh is missing next to a collision shape."""
+    """Resolve a link's meshes; remove empty shapes, and visuals with missing meshes if there is a collision shape."""
     name, left_out = link.get("name", ""), notes["left out"]
     for shape in (*link.findall("collision"), *link.findall("visual")):
         kind, reason = shape.find("geometry/*"), ""
@@ -333,9 +333,9 @@ def _mend_meshes(
 
 
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
-    """Return the path of a mesh; note when its package or folder differs here."""
+    """Return the path of a mesh; note if it was found in a different package or folder."""
     if len(name) > _LONGEST:
-        raise TaskError(f"the name of a mesh has {len(name)} characters", expected=f"at most {_LONGEST}")
+        raise TaskError(f"a mesh name has {len(name)} characters", expected=f"at most {_LONGEST}")
     packages, above = {**ROS_PACKAGES, **packages}, [*file.resolve().parents]
     name = _FIND.sub(r"package://\1/", name.strip().replace("\\", "/"))
     scheme = next((scheme for scheme in PACKAGE_SCHEMES if name.startswith(scheme)), "")
@@ -347,7 +347,7 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
         parts = [part for part in Path(rest).parts if part not in ("/", "..")]
         starts = range(max(0, len(parts) - _FOLDERS), len(parts) - 1)
         guesses = [parent / Path(*parts[i:]) for i in starts for parent in above]
-        guesses.append(folder / Path(rest).name)  # as MuJoCo
+        guesses.append(folder / Path(rest).name)  # like MuJoCo
         if scheme:
             tried = [parent / rest for parent in above if parent.name == package]
             above[-1:] = [Path(place) for place in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if place]
@@ -359,7 +359,7 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
     for path in (*tried, *guesses):
         if os.path.isfile(path):  # False if a name is too long
             if path not in tried:
-                notes.append(f"mesh {name} is {path}")
+                notes.append(f"mesh {name} found at {path}")
             return path.resolve()
     hint = f"Try --packages {package}=FOLDER; in Python packages={{{package!r}: <its folder>}}"
     hint = hint if scheme else "Try putting it there, or correcting its path in the file"

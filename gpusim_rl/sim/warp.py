@@ -18,7 +18,7 @@ from gpusim_rl.errors import ConfigError
 
 logger = logging.getLogger("gpusim_rl.sim")
 
-ANNOUNCE_AFTER_S = 3.0  # more than loading cached kernels takes
+ANNOUNCE_AFTER_S = 3.0  # longer than loading cached kernels takes
 
 
 def start_warp(device: torch.device) -> str:
@@ -75,7 +75,7 @@ def announce_compilation() -> Iterator[None]:
             logger.info("physics kernels ready after %.0f s", elapsed)
 
 
-# Warp unregisters a stream when any wrapper of it dies, so each keeps one wrapper.
+# Warp unregisters a stream when any wrapper of it dies, so each stream keeps one wrapper.
 _STREAMS: dict[tuple[torch.device, int], wp.Stream] = {}
 
 
@@ -100,11 +100,11 @@ def defer_launches(take: Callable[[Callable[[], None]], None]) -> Iterator[None]
 
 
 class WarpGraphs:
-    """Fixed sequences of Warp launches, captured at their first use and replayed.
+    """Fixed sequences of Warp launches, captured on first use and replayed.
 
-    They run on torch's current stream, which orders torch and Warp without synchronisation. While torch captures it,
-    they go into torch's graph, which is registered with Warp: `wp.capture_while` needs it. Without `enabled` every run
-    is eager.
+    They run on torch's current stream, which orders torch and Warp without synchronisation. While torch captures that
+    stream, they go into torch's graph, which is registered with Warp because `wp.capture_while` needs it. If not
+    `enabled`, every run is eager.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
@@ -127,7 +127,7 @@ class WarpGraphs:
             yield
 
     def run(self, key: Hashable, body: Callable[[], None]) -> None:
-        """Run `body`, which must launch the same work on the same arrays every time for one `key`."""
+        """Run `body`, which must launch the same work on the same arrays every time for a given `key`."""
         if _apart:
             _apart[-1](lambda: self.run(key, body))
             return
@@ -158,7 +158,7 @@ class WarpGraphs:
         wp.synchronize_device(self._warp_device)
 
     def _capture(self, key: Hashable, body: Callable[[], None]) -> None:
-        # A graph that is garbage-collected during a capture breaks it.
+        # Garbage-collecting a graph during a capture breaks the capture.
         collecting = gc.isenabled()
         gc.disable()
         stream = self._capture_stream
@@ -191,9 +191,9 @@ class WarpGraphs:
 
     @contextmanager
     def _after_and_before(self, stream: wp.Stream | None) -> Iterator[wp.Stream | None]:
-        """Yield a Warp stream that runs after torch's on entry and before it on exit.
+        """Yield a Warp stream; it waits for torch's stream on entry, and torch's stream waits for it on exit.
 
-        Warp frees temporary memory on the legacy default stream, with which only its own streams are ordered.
+        Warp frees temporary memory on the legacy default stream, which is ordered only with Warp's own streams.
         """
         if stream is None:  # the CPU
             yield None
@@ -215,7 +215,7 @@ class WarpGraphs:
             finally:
                 # Keeps Warp from unloading the kernels of torch's graph.
                 self._in_torch_graphs.append(wp.capture_end(stream=stream))
-            # A Warp loop interrupts and resumes the capture; torch's memory and random numbers depend on its id.
+            # A Warp loop interrupts and resumes the capture; torch's memory and RNG depend on the capture id.
             if _capture_id(stream) != before:
                 raise RuntimeError("a Warp loop changed the id of torch's graph capture")
 

@@ -33,7 +33,7 @@ DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.E
 
 
 class WarpSim(SimBase):
-    """Worlds over a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
+    """Worlds in a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
 
     State tensors are views of MuJoCo Warp's arrays. Step, reset and refresh are Warp graphs, and no call synchronises
     with the device. MuJoCo Warp has no masked forward pass, so `refresh` updates all worlds.
@@ -53,9 +53,9 @@ class WarpSim(SimBase):
         self._graphs, self._model, self._data = graphs, model, data
         self.buffers = {"njmax": data.njmax, "nconmax": data.naconmax // num_envs}
         self._counts = [self._view(array) for array in (data.nefc, data.nacon, data.ncollision)]
-        # Printing kernels serialise the device.
+        # Kernels that print serialise the device.
         model.opt.warn_overflow = False
-        # Orders constraints on CUDA, not contacts: the sorting of MuJoCo Warp 4.0 is empty.
+        # Fixes the order of constraints on CUDA, not of contacts: their sorting is a no-op in MuJoCo Warp 4.0.
         model.opt.deterministic = torch.are_deterministic_algorithms_enabled()
         with graphs.scope():
             self._reset_where, self._stale_where = (wp.zeros(num_envs, dtype=wp.bool) for _ in range(2))
@@ -80,13 +80,13 @@ class WarpSim(SimBase):
         self._derivation: Constants | None = None
         self._stale = wp.to_torch(self._stale_where)  # worlds with written parameters
         self._stale_on_host = self._stale.numpy() if device.type == "cpu" else None  # readable without a sync
-        self._wrote_constants = False  # whether there may be any, known on the host
+        self._wrote_constants = False  # whether any world may be stale, known on the host
         graphs.synchronize()
 
     def _view(self, array: wp.array) -> Tensor:
         if array.size:
             return wp.to_torch(array)
-        return torch.zeros(array.shape, device=self.device)  # without memory
+        return torch.zeros(array.shape, device=self.device)  # no memory to view
 
     def _expand(self, field: str) -> Tensor:
         """Give each world its own copy of a field; return a view of the model's memory, [num_envs, rows, ...]."""
@@ -141,7 +141,7 @@ class WarpSim(SimBase):
         self.moves_mocap |= field == "mocap_pos"
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
-        if self._written_on_host is not None:  # else `refresh` ignores it
+        if self._written_on_host is not None:  # otherwise `refresh` ignores it
             self._written |= where
 
     wrote_mocap = wrote_state
@@ -184,7 +184,7 @@ class WarpSim(SimBase):
         self._graphs.run("follow", self._follow)
 
     def _follow(self) -> None:
-        # A step leaves derived quantities at the state before its integration.
+        # A step leaves derived quantities at the state before integration.
         mjw.kinematics(self._model, self._data)
         mjw.com_pos(self._model, self._data)
         mjw.com_vel(self._model, self._data)

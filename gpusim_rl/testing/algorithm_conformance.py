@@ -35,7 +35,7 @@ from gpusim_rl.testing.sync_counter import SyncCounter
 
 
 class Training:
-    """Training loop over random envs, as in the trainer; graphs capture `mode`."""
+    """Training loop over random envs, like the trainer's; `mode`: what graphs capture."""
 
     def __init__(self, algorithm: Algorithm, env: RandomEnv, mode: str = "off") -> None:
         self.algorithm, self.env, self.obs, cpu = algorithm, env, env.reset(), torch.device("cpu")
@@ -62,7 +62,7 @@ class Training:
         return action, self.env.step(action)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that the next iteration depends on."""
+        """Return everything that the next iteration depends on."""
         streams = {"env": self.env.generator.get_state(), "torch": torch.get_rng_state()}
         learned = {"policy": self.algorithm.policy.state_dict(), "algorithm": self.algorithm.state_dict()}
         return {**learned, "obs": self.obs, "streams": streams}
@@ -78,7 +78,7 @@ class Training:
 
 
 class AlgorithmConformance:
-    """Checks of algorithms, collected from subclasses named `Test...`; `test_... = None` switches one off.
+    """Checks of algorithms, collected from subclasses named `Test...`; `test_... = None` disables one.
 
     Attributes:
         config_dir: Folder with `algo/<name>.yaml`, as for `-cd`; None for the built-in algorithms.
@@ -178,6 +178,6 @@ class AlgorithmConformance:
 def make_algorithm(
     cls: type[Algorithm], cfg: Any, env: RandomEnv, action_space: ActionSpace, context: LearnerContext, **facts: Any
 ) -> Algorithm:
-    """Build an algorithm for random envs; `facts` are further fields of their `EnvSpec`."""
+    """Build an algorithm for random envs; `facts` are other fields of the `EnvSpec`."""
     spec = EnvSpec(env.num_envs, env.obs_sizes, action_space, 1, images=env.images, **facts)
     return cls(cfg, spec, context, device=torch.device(env.device), seed=0, max_iterations=100)

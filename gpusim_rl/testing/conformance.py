@@ -45,14 +45,14 @@ from gpusim_rl.sim.interface import put_pose
 from gpusim_rl.testing.mirror_check import WRONG, differences_by_term
 from gpusim_rl.testing.sync_counter import SyncCounter
 
-NUM = 4  # envs, where a check needs no other number
-SHORT = 6  # control steps of an episode, where episodes must end
+NUM = 4  # default number of envs in a check
+SHORT = 6  # episode length [control steps] in checks where episodes must end
 CPU = torch.device("cpu")
 SMALL_PPO = {"horizon": 8, "epochs": 2, "minibatch_size": 16, "network": {"hidden": [16, 16], "rnn_size": 8}}
 
 
 class TaskConformance:
-    """Checks of tasks, collected from subclasses named `Test...`; `test_... = None` switches one off.
+    """Checks of tasks, collected from subclasses named `Test...`; `test_... = None` disables one.
 
     Attributes:
         config_dir: Folder with `task/<Name>.yaml`, as for `-cd`; None for the installed tasks.
@@ -60,7 +60,7 @@ class TaskConformance:
         simulators: Simulators on which every task must train.
         touching: Tasks that may start beyond joint limits or in contact.
         constant: Observation terms that may be constant, by task.
-        max_steps: Control steps in which every observed number must change.
+        max_steps: Control steps within which every observed value must change.
     """
 
     config_dir: ClassVar[str | Path | None] = None
@@ -115,7 +115,7 @@ class TaskConformance:
         settings = merged(small, {"log": {"dir": str(folder), "console": "quiet"}}, overrides)
         return make_trainer(prepare(name, config_dir=self.config_dir, **settings))
 
-    # The configuration
+    # Configuration
 
     def test_yaml_sets_every_config_field_and_nothing_else(self, name: str) -> None:
         fields = {field.name for field in dataclasses.fields(settings_class(self._task_class(name)))}
@@ -125,8 +125,8 @@ class TaskConformance:
         fields = dataclasses.fields(settings_class(self._task_class(name)))
         missing = dataclasses.MISSING
         defaults = [f for f in fields if f.default is not missing or f.default_factory is not missing]
-        assert [f.name for f in defaults][: len(TASK_DEFAULTS)] == list(TASK_DEFAULTS), "those of cfg/config.yaml"
-        # None: runs older than the field remain readable
+        assert [f.name for f in defaults][: len(TASK_DEFAULTS)] == list(TASK_DEFAULTS), "differs from cfg/config.yaml"
+        # a default of None keeps runs older than the field readable
         assert [f.name for f in defaults[len(TASK_DEFAULTS) :] if f.default is not None] == []
 
     def test_yaml_keys_reach_the_composed_settings(self, name: str) -> None:
@@ -179,7 +179,7 @@ class TaskConformance:
                 documented = [others.get(part, [(part, len(numbers), unit)]) for numbers, part, unit in table]
                 assert [row for rows in documented for row in rows] == named[group]
 
-    # The MDP
+    # MDP
 
     def test_shapes_types_and_devices(self, name: str) -> None:
         env = self.started_env(name)  # checks them in every step
@@ -208,7 +208,7 @@ class TaskConformance:
                 starts.append(joined(step.obs))
         assert len(starts) >= 3
         envs = torch.cat(starts)
-        assert len(envs.unique(dim=0)) == len(envs), "two episodes began alike"
+        assert len(envs.unique(dim=0)) == len(envs), "two episodes have the same start"
 
     def test_start_states_do_not_penetrate_or_exceed_joint_limits(self, name: str) -> None:
         if name in self.touching:
@@ -254,7 +254,7 @@ class TaskConformance:
             step = env.step(action)
             names.add(tuple(step.terms))
             torch.testing.assert_close(step.reward, torch.stack(list(step.terms.values())).sum(dim=0))
-        assert len(names) == 1, "the names change between steps"
+        assert len(names) == 1, "names change between steps"
         (terms,) = names
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", term) for term in terms), terms
 
@@ -367,10 +367,10 @@ class TaskConformance:
         found = differences_by_term(env)
         assert {part: x for part, x in found.items() if x is not None and x > WRONG} == {}, "wrong kind or sign"
 
-    # The run
+    # Run
 
     def test_iteration_has_no_host_sync(self, name: str, tmp_path: Path) -> None:
-        """Count syncs without CPU physics, checkpoints or the log interval's row."""
+        """Count syncs, except those of CPU physics, checkpoints and log rows."""
         trainer = self.make_trainer(name, tmp_path, max_iterations=3, log={"interval": 1000})
         with trainer.logging() as log:
             trainer.iterate(log)  # one-off work
@@ -411,7 +411,7 @@ def _entries(config_dir: str | Path | None) -> dict[str, discover.TaskEntry]:
 
 @functools.cache
 def _composed(name: str | None, config_dir: str | Path | None) -> dict[str, Any]:
-    """Return composed settings, read-only; composing dominates short checks."""
+    """Return composed settings, cached and read-only: composing dominates short checks."""
     return compose(["~task" if name is None else f"task={name}", f"recipe={discover.FULL}"], config_dir)
 
 
@@ -457,7 +457,7 @@ def joined(obs: dict[str, Tensor]) -> Tensor:
 
 
 def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested settings; later ones win."""
+    """Merge nested settings; later ones take precedence."""
     result: dict[str, Any] = {}
     for section in settings:
         for key, value in section.items():

@@ -25,8 +25,8 @@ def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
 def differences_by_term(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> dict[str, float | None]:
     """Step random states in the air and their mirror images; return how observations differ.
 
-    `env` must be reset, without noise, delay and history. Differences by `<group>/<term>` are relative to the numbers'
-    variation; None if they do not vary, as terms of the task's own tensors (a command). Raises TaskError without a
+    `env` must be reset, without noise, delay and history. Differences by `<group>/<term>` are relative to the values'
+    variation; None if they do not vary, like terms of the task's own tensors (a command). Raises TaskError without a
     mirror image.
     """
     maps, _ = mirrored(env)

@@ -24,12 +24,12 @@ class RandomStep:
 
     @property
     def done(self) -> Tensor:
-        """Mask of envs whose new episode begins, bool [num_envs]."""
+        """Mask of envs in which a new episode begins, bool [num_envs]."""
         return self.terminated | self.truncated | self.diverged
 
 
 class RandomEnv:
-    """Envs with random observations and rewards; `ends` are shares of steps that terminate, truncate and diverge."""
+    """Envs with random observations and rewards; `ends` are fractions of steps that terminate, truncate and diverge."""
 
     def __init__(
         self,

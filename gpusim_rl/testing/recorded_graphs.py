@@ -17,7 +17,7 @@ Call = Callable[[], Any]
 
 
 class Recording(TorchDispatchMode):
-    """Recorder of all operations in a block; `replay` repeats them on the same memory, without Python."""
+    """Recorder of all operations in a block; `replay` repeats them on the same memory, without running Python code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Recording(TorchDispatchMode):
             if all(x.untyped_storage().data_ptr() in given for x in outputs):
                 return result  # views
 
-        learning = torch.is_grad_enabled()  # some kernels keep more for a backward pass
+        learning = torch.is_grad_enabled()  # some kernels save more for a backward pass
 
         def again() -> None:
             with torch.set_grad_enabled(learning), torch._C._AutoDispatchBelowAutograd():
@@ -52,7 +52,7 @@ class Recording(TorchDispatchMode):
 
 
 class Recorded:
-    """Recording as a CUDA graph; the recorded run counts as the first replay."""
+    """Recording in place of a CUDA graph; the recorded run counts as the first replay."""
 
     def __init__(self, again: Call) -> None:
         self._again = again

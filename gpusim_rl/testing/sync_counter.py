@@ -27,7 +27,7 @@ _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 _COPIES = frozenset({"_to_copy", "copy_"})
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _COUNT_BYTES = 8  # copied to the host for a data-dependent shape
-# Calls without an operator of their own on the CPU. tensor() and as_tensor() copy from pageable host memory.
+# Calls that have no operator on the CPU. tensor() and as_tensor() copy from pageable host memory.
 _CALLS: list[tuple[Any, str]] = [
     *((Tensor, name) for name in ("item", "cpu", "numpy", "tolist", "__array__")),
     *((torch, name) for name in ("tensor", "as_tensor")),
@@ -55,7 +55,7 @@ class Work:
     to_host: CopyTotals = field(default_factory=CopyTotals)
     syncs: Counter[str] = field(default_factory=Counter)  # by kind
     operators: int = 0  # of torch, without views
-    launches: int = 0  # a graph of a thousand kernels is one
+    launches: int = 0  # a graph of a thousand kernels counts as one
     kernels: int = 0
     wall_s: float = 0.0  # on the device's clock
     busy_s: float = 0.0  # lower bound: of a loop in a graph (Warp's solvers) only the first round is recorded
@@ -81,7 +81,7 @@ class SyncCounter(TorchDispatchMode):
             algorithm.update()
         assert syncs.total == 0, syncs.locations
 
-    Work inside one operator (fused Adam) is invisible. `library` is a package whose own lines are reported.
+    Work inside one operator (fused Adam) is invisible. `library`: package whose own lines are reported.
     """
 
     def __init__(self, library: str | None = None) -> None:
@@ -107,7 +107,7 @@ class SyncCounter(TorchDispatchMode):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Skip the block, for work that belongs on the host such as CPU physics."""
+        """Exclude the block: work that belongs on the host, such as CPU physics."""
         self._paused += 1
         try:
             yield

@@ -68,7 +68,7 @@ def test_clip_round_trip_is_exact(trot, tmp_path):
 
 
 BAD = {
-    "no-joint-names": (lambda a: a.pop("joint_names"), "lacks joint_names"),
+    "no-joint-names": (lambda a: a.pop("joint_names"), "missing joint_names"),
     "two-rates": (lambda a: a.update(fps=np.array([50.0, 60.0])), "fps: expected one number"),
     "duplicate-name": (lambda a: a["body_names"].__setitem__(2, "trunk"), "duplicate name 'trunk'"),
     "joint-too-few": (lambda a: a.update(joint_pos=a["joint_pos"][:, 1:]), "joint_pos: expected shape [201, 12]"),
@@ -76,8 +76,8 @@ BAD = {
     "too-large": (lambda a: a.update(joint_vel=a["joint_vel"].astype(float) + 1e300), "joint_vel: not finite"),
     "quaternion-not-normalised": (lambda a: a["body_quat_w"].__setitem__((5, 1), 0.1), "FR_hip in frame 5"),
     "text": (lambda a: a.update(joint_pos=a["joint_pos"].astype(str)), "joint_pos: expected numbers"),
-    "no-rate": (lambda a: a.update(fps=np.array(0)), "fps: expected frames per second"),
-    "names-not-a-list": (lambda a: a.update(joint_names=np.array("hip")), "joint_names: expected a list"),
+    "no-rate": (lambda a: a.update(fps=np.array(0)), "fps: expected a frame rate"),
+    "names-not-a-list": (lambda a: a.update(joint_names=np.array("hip")), "joint_names: expected 1 to"),
     "one-frame": (lambda a: a.update({k: v[:1] for k, v in a.items() if v.ndim > 1}), ": 1 frames"),
     "wrong-rate": (lambda a: a.update(fps=np.array(100)), "Try fps=50 or so, not 100"),
     "degrees": (lambda a: a.update(joint_vel=np.degrees(a["joint_vel"])), "joint_vel: does not match"),
@@ -148,8 +148,8 @@ HOSTILE = {
     "pickle-as-array": (as_zip("joint_pos.npy", pickle.dumps(Evil())), "not an npz file: "),
     "array-larger-than-file": (as_zip("joint_pos.npy", header("(10**12,)")), "not an npz file: "),
     "20-million-empty-names": (names("(20_000_000,)", "<U0"), "larger than its entry"),
-    "name-of-a-million-letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names: expected a list"),
-    "numbers-as-names": (names("(1,)", "<f4", bytes(4)), "joint_names: expected a list"),
+    "name-of-a-million-letters": (names("(1,)", "<U1000000", bytes(4_000_000)), "joint_names: expected 1 to"),
+    "numbers-as-names": (names("(1,)", "<f4", bytes(4)), "joint_names: expected 1 to"),
     "duplicate-last-name": (
         names("(10_000,)", "<U1", LETTERS.tobytes() + LETTERS[-1:].tobytes()),
         f"duplicate name {chr(LETTERS[-1])!r}",
@@ -254,9 +254,9 @@ def test_ball_joints_of_isaac_lab_become_hinges(tmp_path):
 def test_mjlab_file_gets_the_robots_names(trot, go1, g1, tmp_path):
     arrays = {name: value for name, value in as_arrays(trot).items() if not name.endswith("names")}
     np.savez(tmp_path / "x.npz", **{**arrays, "fps": np.array([50])})
-    assert "lacks joint_names, body_names" in rejection(tmp_path / "x.npz")
+    assert "missing joint_names, body_names" in rejection(tmp_path / "x.npz")
     np.savez(tmp_path / "y.npz", x=np.zeros(3))
-    assert "it has nothing" in rejection(tmp_path / "y.npz", go1)  # names of the robot do not count as the file's
+    assert "found nothing" in rejection(tmp_path / "y.npz", go1)  # names of the robot do not count as the file's
     assert load_for(tmp_path / "x.npz", go1, "robot").joint_names == trot.joint_names
     assert "joint_pos: expected shape [201, 29]" in rejection(tmp_path / "x.npz", g1)
 

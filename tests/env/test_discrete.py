@@ -65,7 +65,7 @@ def test_invalid_choices_are_rejected() -> None:
 @pytest.mark.parametrize("key", ["actions", "latency"])
 def test_noise_and_latency_of_discrete_actions_are_rejected(key: str) -> None:
     params = {key: {"range": [0, 2], "operation": "additive", "distribution": "gaussian"}}
-    with pytest.raises(ConfigError, match="noisy or late"):
+    with pytest.raises(ConfigError, match="noise or latency"):
         make_env(discrete=True, randomize=True, randomization_params=params)
 
 

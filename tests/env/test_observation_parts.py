@@ -306,7 +306,7 @@ class ImageOfCritic(Painted):
 
 
 def test_noise_needs_named_terms():
-    with pytest.raises(ConfigError, match="does not name"):
+    with pytest.raises(ConfigError, match="unnamed"):
         make({"pole_vel": {"noise": 1}}, task_class=Unnamed).reset()
 
 

@@ -338,7 +338,7 @@ def test_two_control_actuator_shifts_later_indices():
         ({"joints": ["elbow", "left*"]}, "", "'left_finger' already"),
         ({"kind": "positon"}, ": kind", "mean 'position'"),
         ({"stiffness": None}, "", "needs stiffness"),
-        ({"kind": "torque"}, "", "no stiffness"),
+        ({"kind": "torque"}, "", "not support stiffness"),
         ({"kind": "dc_motor", "velocity_limit": 3.0}, "", "Try kind='position'"),
         ({"kind": "dc_motor", "stiffness": None}, "", "needs velocity_limit"),
         ({"stiffness": -1.0}, ": stiffness of joint 'elbow'", "got -1.0"),
@@ -369,7 +369,7 @@ def test_velocity_limit_without_effort_limit_is_rejected(disc):
 
 def test_delay_of_a_drive_without_one_is_rejected(disc):
     sim, _ = driven("mujoco", disc, kind="torque")
-    with raises(TaskError, hint="Try scene.add_actuators(max_delay=)"):
+    with raises(TaskError, hint="Try scene.add_actuators(..., max_delay=...)"):
         write(sim, "delay", 0.0, 0.0, 0.0)
     with raises(TaskError, key="sim.param('actuator_delay', 'disc')", problem="'spin' has no delay"):
         sim.param("actuator_delay", "disc", ["spin"])

@@ -439,7 +439,7 @@ def test_every_visual_parameter_has_a_case():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"name": "wrost"}, "needs pos"),
+        ({"name": "wrost"}, "requires pos"),
         ({"name": "marble/owm"}, "mean 'marble/own'"),
         ({"name": "marble/own", "pos": (0, 0, 1)}, "defines this camera"),
         ({"body": "marble/marbel"}, "mean 'marble/marble'"),
@@ -449,7 +449,7 @@ def test_every_visual_parameter_has_a_case():
         ({"every": 0}, "every: expected"),
         ({"groups": (6,)}, "0 to 5"),
         ({"samples": 0}, "1 to 8, got 0"),
-        ({"samples": 2, "outputs": ("depth",)}, "1 without rgb"),
+        ({"samples": 2, "outputs": ("depth",)}, "1 unless"),
         ({"fovy": 180.0}, "180"),
         ({"pos": (0, 0)}, "pos: expected 3 finite"),
         ({"quat": (0, 0, 0, 0)}, "quat: expected 4"),
@@ -490,7 +490,7 @@ def test_undrawable_cameras_are_rejected():
         sim.camera("empty")
     sim.camera("smooth")
     sim.param("cam_fovy", None, ["smooth"])
-    with pytest.raises(TaskError, match=r"camera 'smooth': .*cam_fovy.* needs samples=1"):
+    with pytest.raises(TaskError, match=r"camera 'smooth': .*cam_fovy.* samples=1"):
         sim.draw()
 
 

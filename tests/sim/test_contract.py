@@ -413,7 +413,7 @@ def test_two_articulations_are_independent(backend):
 WRONG_SHAPES = {
     "control-of-one-column": (
         lambda ant: ant.actuate(torch.zeros(4, 1)),
-        {"key": "'ant'.actuate(): control", "got": [4, 1], "hint": "Try num_actions = 8 if the action is the control"},
+        {"key": "'ant'.actuate(): control", "got": [4, 1], "hint": "Try num_actions = 8 if actions are controls"},
     ),
     "joint-positions": (
         lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_pos=torch.zeros(4, 1)),
@@ -446,7 +446,7 @@ def test_wrong_shape_is_rejected_in_one_line(four_ants, mistake):
 @pytest.mark.parametrize(
     ("value", "got", "hint"),
     [
-        (torch.zeros(3), [3], "Try .expand(4, 3) for the same in all envs"),
+        (torch.zeros(3), [3], "Try .expand(4, 3) to use the same value in all envs"),
         (0.5, float, ""),
         (torch.zeros(4, 3, 1), [4, 3, 1], ""),
     ],

@@ -101,7 +101,7 @@ def test_explicit_feet_override_the_guess():
         (
             ("<actuator>", '<equality><joint joint1="left_hip" joint2="right_hip"/></equality><actuator>'),
             (),
-            "'left_hip' follows another",
+            "'left_hip' is coupled",
         ),
     ],
 )

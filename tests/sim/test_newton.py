@@ -239,7 +239,7 @@ def test_unsupported_option_is_rejected(option, value):
     setattr(scene.option, option, value)
     with raises(ConfigError, hint=f"Try another scene.option.{option}, or sim=mujoco") as error:
         make("newton", scene, 1)
-    assert f"sim=newton lacks the option {option} =" in error.value.problem
+    assert f"sim=newton does not support the option {option} =" in error.value.problem
 
 
 def test_supported_options_are_applied():

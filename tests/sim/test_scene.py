@@ -43,7 +43,7 @@ def test_contact_sensors_are_added_only_once():
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda scene: scene.add("ant", ANT), "already has"),
+        (lambda scene: scene.add("ant", ANT), "already in use"),
         (lambda scene: scene.add("dog", Path("/nowhere/dog.xml")), "cannot load /nowhere/dog.xml"),
         (lambda scene: scene.add_contact_sensor("ant", ["tail"]), "no body 'ant/tail'.*ant/torso"),
         (lambda scene: scene.add_contact_sensor("cat", ["torso"]), "no body 'cat/torso'"),

@@ -225,7 +225,7 @@ def test_picture_becomes_a_height_field(tmp_path):
         (np.zeros(3), (1, 1), {}, r"shape \[3\]"),
         (np.full((2, 2), np.nan), (1, 1), {}, "finite"),
         (np.zeros((2, 2)), (1, 0), {}, r"size: .*got \(1, 0\)"),
-        (np.zeros((2, 2)), (1, 1), {"height": 1.0}, "pictures"),
+        (np.zeros((2, 2)), (1, 1), {"height": 1.0}, "images"),
         ("hill.png", (1, 1), {}, "height: .*got None"),
         ("nowhere.png", (1, 1), {"height": 1.0}, "cannot read nowhere.png"),
     ],
@@ -319,7 +319,7 @@ TIED = """
     [
         (POSES, "hom", "no keyframe 'hom'", "Did you mean 'home'? Available: zero, home"),
         (ARM, "home", "no keyframe 'home'", "Available: none"),
-        (TIED, "home", "keyframe 'home' breaks the tie of 'a' and 'b'", ""),
+        (TIED, "home", "keyframe 'home' violates the equality of 'a' and 'b'", ""),
     ],
 )
 def test_unsuitable_keyframe_is_rejected(xml, keyframe, problem, hint):
@@ -681,7 +681,7 @@ def test_wrongly_declared_encoding_is_read(tmp_path, declared, name, encoding):
         ("<a>" * 5000 + "</a>" * 5000, "", "nested 201 deep"),
         (GOOD + "</link><link name='c'>", SECOND.format("screw", "arm", "c"), "joint 'k'"),
         (GOOD, SECOND.format("fixed", "arm", "no"), "joint 'k'"),
-        (GOOD, SECOND.format("fixed", "arm", "base"), "circle"),
+        (GOOD, SECOND.format("fixed", "arm", "base"), "cycle"),
         (GOOD, SECOND.format("fixed", "base", "arm"), "joint 'k'"),
         (GOOD + "</link><link name='arm'>", "", "repeated.*'arm'"),
         (
