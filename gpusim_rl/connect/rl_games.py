@@ -17,11 +17,11 @@ Obs = Float[Tensor, "envs obs"] | dict[str, Tensor]
 
 
 class RlGamesEnv(IVecEnv):
-    """One of our environments as rl_games' `IVecEnv`; a group `critic` becomes its states, for `central_value_config`.
+    """One of our environments as rl_games' `IVecEnv`; a `critic` group becomes the states for `central_value_config`.
 
-    With `value_bootstrap` (the default), rl_games values a truncated episode at the observation before the last step.
-    If the task's `clip_actions` is not 1, set rl_games' `clip_actions: False`, or it scales [-1, 1] to that limit.
-    `device` is the learning device. The adapter resets `env`.
+    `value_bootstrap` (on by default) bootstraps truncated episodes from the observation before the last step.
+    If the task's `clip_actions` is not 1, set `clip_actions: False` in rl_games; otherwise, it scales [-1, 1] to that
+    limit. `device` is the learning device. The adapter resets `env`.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
