@@ -229,7 +229,7 @@ HOSTILE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     "pickle of nested lists": (lambda it: it.pickle(ENDLESS), "has values without end"),
     "expanded tensor": (
         lambda it: it.checkpoint(lambda state: state.update(policy={"w": torch.zeros(1).expand(GIGABYTES)})),
-        "has values without end",
+        "too many values",
     ),
 }
 

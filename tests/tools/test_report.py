@@ -312,7 +312,7 @@ def test_chart_draws_flat_short_and_extreme_curves(y):
 
 @pytest.mark.parametrize(
     ("mean", "best", "below"),
-    [([20.0], [float("nan")], "of fewer than 100 episodes"), ([float("nan")], [float("nan")], "no episode yet")],
+    [([20.0], [float("nan")], "over fewer than 100 episodes"), ([float("nan")], [float("nan")], "no episode yet")],
 )
 def test_return_of_fewer_than_100_episodes_is_labelled(mean, best, below):
     run = run_of(mean=mean)
