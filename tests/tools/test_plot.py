@@ -237,7 +237,7 @@ def test_time_axis_uses_a_fitting_unit(plot):
     run = saved([0, 10], [0, 5])
     run.columns["time/elapsed_s"] = np.array([0.0, 5400.0])
     figure = plot.draw([[run]], "episode/return", "time")
-    assert figure.axes[0].get_xlabel() == "time of training [min]"
+    assert figure.axes[0].get_xlabel() == "training time [min]"
     assert legend(figure) == ["1 run, 5 at 90 min"]
 
 

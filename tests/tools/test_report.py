@@ -254,7 +254,7 @@ def test_replay_of_third_party_envs_is_an_animation(load_tool, seeds, monkeypatc
 def test_report_embeds_the_replay(no_charts, write, seeds):
     page, text = write(seeds[0], options=("--steps", "6"))
     assert page.loads == [] and page.tags.count("iframe") == 1
-    assert "Drag to turn" in page.text and "__VISER_EMBED_DATA__" in text
+    assert "Drag to rotate" in page.text and "__VISER_EMBED_DATA__" in text
     assert len(text) < 2_000_000
 
 
