@@ -37,7 +37,7 @@ def video_writer(
 ) -> Iterator[Callable[[np.ndarray], object]]:
     """Yield a function that appends a frame, uint8 [height, width, 3], to an mp4 that appears only when complete.
 
-    `needed_by` names the command or setting in errors. ConfigError if ffmpeg is missing or fails, or for an invalid path.
+    `needed_by` names the command or setting in errors. ConfigError if ffmpeg is missing or fails, or the path is bad.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "view", needed_by)
     check_video(path, size)
