@@ -130,8 +130,8 @@ def import_optional(module: str, requirement: str, needed_by: str) -> ModuleType
     """Import a module for the command or setting `needed_by`; pip installs it as `requirement`.
 
     Raises:
-        ConfigError: It is not installed; the message has the pip command.
-        ModuleNotFoundError: It is installed, but one of its dependencies is not.
+        ConfigError: The module is not installed; the message has the pip command.
+        ModuleNotFoundError: The module is installed, but one of its dependencies is not.
     """
     try:
         return importlib.import_module(module)

@@ -138,7 +138,7 @@ class Report:
             say("FAILED   the checks could not start", *(f"         {line}" for line in _message(report).splitlines()))
 
     def summarise(self) -> int:
-        """Print the last line; return the exit status."""
+        """Print the summary line; return the exit status."""
         say(f"{self._task}: {self._passed} of {self._passed + self._failed} checks passed")
         return 1 if self._failed or not self._passed else 0
 

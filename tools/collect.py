@@ -136,7 +136,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
 
 
 def open_run(args: argparse.Namespace, run: str) -> Player:
-    """Return a player of a run; for a task without runs, of its demo."""
+    """Open a player of a run, or of the demo for a task without runs."""
     from gpusim_rl.view.player import Player
 
     if args.settings:

@@ -2,7 +2,7 @@
 
 gpusim-rl demo                          a Go1 in the browser, with sliders for its commands
 gpusim-rl demo Humanoid                 another task; a prefix of its name is enough
-gpusim-rl demo Ant --num-envs 9         with options of play
+gpusim-rl demo Ant --num-envs 9         with play's options
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = Parser("demo", __doc__)
     parser.option("task", "task, or a prefix of its name", "Arguments", nargs="?", default=FIRST)
     parser.option("--list", "list the demos", "Output", action="store_true")
-    parser.rows["Viewer"] = [("...", "options of play")]
+    parser.rows["Viewer"] = [("...", "play's options")]
     ours, others = (argv[:1], argv[1:]) if argv[:1] and (argv[0] in OWN or argv[0][0] != "-") else ([], argv)
     return parser.parse_args(ours), others
 

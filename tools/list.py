@@ -1,8 +1,8 @@
 """List all tasks with sizes and best results.
 
 gpusim-rl list                       all tasks; a narrow terminal shows the first columns
-gpusim-rl list -cd my_cfg            also those of your folder
-gpusim-rl list --json --no-sizes     for programs, takes a second
+gpusim-rl list -cd my_cfg            including the tasks in your folder
+gpusim-rl list --json --no-sizes     for programs, in about a second
 """
 
 from __future__ import annotations

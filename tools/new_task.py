@@ -1,6 +1,6 @@
 """Write the .py and .yaml files of a new task.
 
-gpusim-rl new-task Reach                                 with a small arm, also written
+gpusim-rl new-task Reach                                 with a small example arm
 gpusim-rl new-task Reach --urdf robots/arm.urdf          with your robot
 gpusim-rl new-task Trot --mjcf robots/dog.xml --velocity    a robot that tracks commanded velocities
 gpusim-rl new-task MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml    import a task

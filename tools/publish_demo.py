@@ -110,7 +110,7 @@ def _half(name: str, value: Any) -> Any:
 
 
 def _progress(env: dict[str, Any]) -> dict[str, Any]:
-    """Return the training progress of the first env: levels of terrain, ranges of commands.
+    """Return the training progress of the first env: terrain levels, command ranges.
 
     A player copies it to all of its envs.
     """

@@ -1,7 +1,7 @@
 """Write an HTML report of runs.
 
 gpusim-rl report Ant                                     the latest Ant run; report.html in its folder
-gpusim-rl report runs/Ant/* --out ant.html               all Ant runs, seeds together
+gpusim-rl report runs/Ant/* --out ant.html               all Ant runs, grouped over seeds
 gpusim-rl report runs/*/latest --no-replay               several tasks, without replays
 """
 

@@ -2,7 +2,7 @@
 
 gpusim-rl transfer Go1Velocity                                 the latest run, in all variants
 gpusim-rl transfer Go1Velocity --only simulator,friction       some of the variants
-gpusim-rl transfer Go1Velocity --num-envs 64 --seconds 10      64 episodes each, of 10 s at most
+gpusim-rl transfer Go1Velocity --num-envs 64 --seconds 10      64 episodes each, of at most 10 s
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _items(result: Any, count: int, names: str) -> tuple[Any, ...]:
 def conform(space: Space[Any], obs: Any) -> Any:
     """Copy an observation into the layout of its space; drop unknown keys of a dict.
 
-    Raises KeyError, TypeError or ValueError if it does not fit the space; box bounds are not checked.
+    Raises KeyError, TypeError or ValueError if the observation does not fit; box bounds are not checked.
     """
     if type(obs) is np.ndarray and type(space) is Box and obs.dtype == space.dtype and obs.shape == space.shape:
         return obs.copy()  # fast path: the rest takes ten times as long

@@ -191,7 +191,7 @@ class GymnasiumEnv(Environment):
         return final_obs
 
     def _check_ends(self, obs: FlatObservation, final_obs: FlatObservation, begun: Array) -> None:
-        """Warn if every last observation equals the next first one: the envs may have overwritten it."""
+        """Warn if every last observation equals the next episode's first one: the envs may have overwritten it."""
         differ = any((value[begun] != final_obs[group][begun]).any() for group, value in obs.items())
         ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())

@@ -61,7 +61,7 @@ def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]
 
 
 def picture_shape(space: Space[Any]) -> tuple[int, int, int]:
-    """Return height, width and channels of `pictures`."""
+    """Return the height, width and channels that `pictures` returns."""
     height, width, channels = pictures(np.empty((1, *(space.shape or ())), np.uint8)).shape[1:]
     return height, width, channels
 

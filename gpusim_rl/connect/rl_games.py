@@ -55,7 +55,7 @@ class RlGamesEnv(IVecEnv):
 
 
 def register(env: VecEnv, name: str = "gpusim_rl", *, device: torch.device | None = None) -> RlGamesEnv:
-    """Register an environment as `config.env_name: <name>`; `config.num_actors` must be its number of envs."""
+    """Register an environment as `config.env_name: <name>`; `config.num_actors` must equal its number of envs."""
     adapter = RlGamesEnv(env, device=device)
     vecenv.register(name, lambda config_name, num_actors, **kwargs: adapter)
     env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **kwargs: adapter})

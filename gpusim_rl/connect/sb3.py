@@ -23,8 +23,8 @@ class Sb3Env(Sb3VecEnv):
 
     - `terminal_observation`: last observation before the reset; for a diverged env, the one before;
     - `TimeLimit.truncated`: whether to bootstrap from the value of that observation;
-    - `episode`: unscaled return `r`, length `l` [control steps] and time `t` [s], as from a `Monitor`, unless the start
-      was staggered or the env diverged.
+    - `episode`: unscaled return `r`, length `l` [control steps] and time `t` [s], as in SB3's `Monitor`, unless the
+      start was staggered or the env diverged.
 
     The adapter resets `env`.
     """

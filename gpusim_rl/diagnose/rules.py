@@ -13,7 +13,7 @@ from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Limit of a run, with remedies."""
+    """Bottleneck of a run, with remedies."""
 
     cost: float  # maximum share of the run's time at stake; 1 if results are wrong or the run may crash
     problem: str  # one clause with numbers
@@ -49,7 +49,7 @@ def conclusion(stats: RunStats) -> str:
 
 
 def contact_buffers(run: RunStats) -> Finding | None:
-    """Find dropped contacts: bodies sink into each other."""
+    """Find dropped contacts, which let bodies sink into each other."""
     if run.overflow <= 0:
         return None
     problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts, so physics is wrong"

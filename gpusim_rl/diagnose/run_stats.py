@@ -28,7 +28,7 @@ LATER = "Try again after the first iteration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStats:
-    """Statistics of a run; None = unknown. Shares are fractions of the wall-clock time if not stated otherwise."""
+    """Statistics of a run; None = unknown. Shares are fractions of the wall-clock time unless stated otherwise."""
 
     # Settings
     task: str
@@ -100,7 +100,7 @@ class RunStats:
 
     @property
     def cpu_physics(self) -> bool:
-        """True if physics runs on threads of C MuJoCo."""
+        """True if physics runs on C MuJoCo's threads."""
         return self.sim in SIMULATORS and SIMULATORS[self.sim].cpu_threads
 
     @property

@@ -22,7 +22,7 @@ from gpusim_rl.settings.overrides import quote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Statistics of a short training. Shares are of the wall-clock time."""
+    """Statistics of a short training. Shares are fractions of the wall-clock time."""
 
     error: str | None = None  # one line; all other fields are then empty
     env_steps_per_s: float = 0.0  # median over the measured iterations, all envs

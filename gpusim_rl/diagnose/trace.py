@@ -170,7 +170,7 @@ def _argument(event: _Event, name: str) -> Any:
 
 
 def _segments(events: Iterable[_Event]) -> list[_Segment]:
-    """Flatten our nested ranges into ordered segments, each of the innermost range."""
+    """Flatten our nested ranges into ordered segments, each assigned to the innermost range."""
     ranges = [
         (event["ts"], event["ts"] + event["dur"], name.removeprefix(PREFIX) if name.startswith(PREFIX) else ITERATION)
         for event in events

@@ -151,7 +151,7 @@ def _in_memory() -> IO[bytes]:
 
 
 def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
-    """Return the hex SHA-256 of the first `size` bytes, copied to `copy`."""
+    """Return the hex SHA-256 of the first `size` bytes, and copy them to `copy`."""
     digest = hashlib.sha256()
     file.seek(0)
     while block := file.read(min(size, 1 << 20)):
@@ -163,7 +163,7 @@ def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
 
 
 def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
-    """Return whether a file, copied to `copy`, matches its digest."""
+    """Return whether a file matches its digest, and copy it to `copy`."""
     try:
         size = file.seek(0, 2) - DIGEST_SIZE
     except OSError:  # some kernel files, such as /proc/self/mem, have no end

@@ -78,7 +78,7 @@ def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None
 
 
 def _array(content: memoryview) -> np.ndarray:
-    """Return an npy file's array, a view of its content."""
+    """Return an npy file's array as a view of its content."""
     source = io.BytesIO(content[: 1 << 17])  # numpy refuses headers of more than 10 kB
     version = np.lib.format.read_magic(source)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -149,7 +149,7 @@ def same_import_env(**more: str) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process from a thread that lives as long: Linux signals the parent's death when that thread ends."""
+    """Start a process from a thread that lives as long as it: Linux signals parent death when that thread ends."""
     process: Future[subprocess.Popen[bytes]] = Future()
 
     def start() -> None:

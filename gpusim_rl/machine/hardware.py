@@ -48,7 +48,7 @@ def _cgroup_quota() -> float | None:
 
 
 def check_address_space() -> None:
-    """Raise ConfigError if `ulimit -v` is too small for torch and MuJoCo, which would crash."""
+    """Raise ConfigError if `ulimit -v` is too small for torch and MuJoCo, which would otherwise crash."""
     limit = address_space_limit_bytes()
     if limit is not None and limit < LEAST_ADDRESS_SPACE:
         least, has = LEAST_ADDRESS_SPACE / 1e9, limit / 1e9

@@ -71,7 +71,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[SavedCurves]) -> list[list[Group]]:
-    """Return the groups of each task."""
+    """Group runs by task, then by settings other than the seed."""
     by_task: dict[str, list[Group]] = {}
     groups = grouped(runs)
     for title, group in zip(titles([group[0].settings for group in groups]), groups, strict=True):

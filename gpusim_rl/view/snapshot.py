@@ -1,4 +1,4 @@
-"""Snapshots of envs, framed by their cameras."""
+"""Snapshots of envs, framed automatically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HIDDEN_GROUP = 3  # first geom group that is not drawn
 
 
 class FramingCamera(Camera):
-    """Camera that frames the robot (the body of `Camera`) and nearby objects.
+    """Camera that frames the robot (see `Camera`) and nearby objects.
 
     `aspect` is a tile's width over height; `fill` is the fraction of the tile that the framed objects cover.
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def table_lines(table: list[list[str]], right: Sequence[str], width: int | None, least: int = 20) -> list[str]:
-    """Format a table; drop columns beyond `width` [characters], with `least` for the last; right-align `right`."""
+    """Format a table up to `width` characters by dropping columns; keep `least` for the last; right-align `right`."""
     columns = list(zip(*table, strict=True))
     if width is not None:
         while len(columns) > 1 and sum(max(map(len, column)) + 2 for column in columns[:-1]) + least > width:
