@@ -34,7 +34,7 @@ class LibraryConfig:
         for key, value, hint in (
             ("reset_from.share", self.reset_from.share > 0.0, "Try 0"),
             ("randomization_params", self.randomization_params, "Try env.cfg"),
-            ("observations", self.observations, "Try without it"),
+            ("observations", self.observations, "Try removing it"),
         ):
             if value:
                 raise ConfigError("no effect on envs of other libraries", key=f"task.{key}", hint=hint)

@@ -33,7 +33,7 @@ class MjLabEnv(TensorEnvs):
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> MjLabEnv:
         """Make envs from settings."""
         if cfg.physics is not None:
-            raise ConfigError("no effect on mjlab envs", key="env.physics", hint="Try without it")
+            raise ConfigError("no effect on mjlab envs", key="env.physics", hint="Try removing it")
         library_config.refuse_unused(cfg, cls.library, {"auto_reset": "It is always off"})
         if unknown := cfg.kwargs.keys() - {"render_mode"}:
             raise ConfigError("not an argument of mjlab's envs", key=f"env.kwargs.{min(unknown)}", hint="Try env.cfg")
@@ -47,7 +47,7 @@ class MjLabEnv(TensorEnvs):
                 with library_config.in_one_line(name):
                     envs = make(env_cfg, device=str(device), **cfg.kwargs)
             except mujoco.FatalError as error:  # raised by its renderer
-                raise ConfigError(first_line(error), key=name, hint="Try the variable MUJOCO_GL=egl") from None
+                raise ConfigError(first_line(error), key=name, hint="Try setting MUJOCO_GL=egl") from None
             return cls(envs, name)
 
     def _final_obs(self, obs: Observation, ended: Mask, extras: Mapping[str, Any]) -> Observation:

@@ -44,7 +44,7 @@ class TensorEnvs(Environment):
         name = name or type(envs).__name__
         field, value = self.keeps_last_obs
         if not hasattr(envs.cfg, field):
-            problem = f"this version of {self.library} has no {field} and loses last observations"
+            problem = f"this version of {self.library} has no {field}, so last observations are lost"
             raise ConfigError(problem, key=name, hint="Try the version in docs/connect.md")
         setattr(envs.cfg, field, value)
         self.name, self._envs = name, envs
@@ -165,7 +165,7 @@ class TensorEnvs(Environment):
                 terms = [*obs[theirs].values()] if isinstance(obs[theirs], Mapping) else [obs[theirs]]
                 if any(term.dim() > 3 for term in terms):
                     hint = "Try an env with numeric observations"
-                    raise ConfigError(f"observations {theirs!r} contain images", key=self.name, hint=hint)
+                    raise ConfigError(f"observation group {theirs!r} contains images", key=self.name, hint=hint)
                 numbers[group] = torch.cat([x.detach().reshape(self.num_envs, -1).float() for x in terms], dim=1)
         return numbers
 

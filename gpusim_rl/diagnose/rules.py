@@ -55,7 +55,7 @@ def contact_buffers(run: RunStats) -> Finding | None:
     problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts, so physics is wrong"
     used = [1.1 if share is None else share for share in (run.njmax_used, run.nconmax_used)]  # full, if unknown
     if max(used) <= 1.0:
-        hint = "the limit is MuJoCo Warp's own: use spheres and capsules instead of boxes and meshes, or other cells"
+        hint = "the limit is MuJoCo Warp's: use spheres and capsules instead of boxes or meshes, or other cell sizes"
         return Finding(1.0, problem, hint=hint)
     if run.njmax and run.nconmax:
         room = {"njmax": run.njmax, "nconmax": run.nconmax}
@@ -70,7 +70,7 @@ def diverged_envs(run: RunStats) -> Finding | None:
     """Find frequent divergence; a single env now and then is normal."""
     if run.diverged < 1e-3:
         return None
-    problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps, whose samples are lost"
+    problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps; these samples are lost"
     settings = (f"task.physics_hz={2 * run.physics_hz:g}",) if run.physics_hz else ()
     return Finding(min(1.0, 100 * run.diverged), problem, settings)
 
@@ -143,7 +143,7 @@ def oversubscribed(run: RunStats) -> Finding | None:
     if run.most_threads <= run.cpus:  # only the processes together have too many
         machine_cpus = run.machine_cpus or 0
         problem = f"{run.local_processes} processes of {run.most_threads} threads on {_cpus(machine_cpus)}"
-        hint = f"start fewer, with more envs: torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}"
+        hint = f"start fewer processes: torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}"
         return Finding(1.0 - machine_cpus / (run.local_processes * run.most_threads), problem, hint=hint)
     problem = f"{physics} physics threads and {torch} torch threads on {_cpus(run.cpus)}"
     settings = ("sim.num_threads=null",) if physics > run.cpus else ()

@@ -29,7 +29,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
     `UNPACKED_BYTES`.
     """
     if path.is_dir():
-        raise ConfigError("is a folder", key=str(path), expected="an npz file")
+        raise ConfigError("this is a folder", key=str(path), expected="an npz file")
     try:
         with safe_open.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
