@@ -245,7 +245,7 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -
 
 def no_robot(file: Path, named: list[str], code: list[str]) -> ConfigError:
     """Build the error for a yaml that names no usable robot."""
-    hint = f"{named[0]} is not among IsaacGymEnvs' assets. " if named else ""
+    hint = f"The task names {named[0]}, which is not among IsaacGymEnvs' assets. " if named else ""
     if named and re.search(rf"\.write\(\s*[\"']{re.escape(named[0])}[\"']", "\n".join(code)):
         hint += "IsaacGymEnvs' code writes that file: run it once. "
     ours = f", or our task={file.stem}" if file.stem in tasks() else ""
