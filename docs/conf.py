@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REPLAY = """```{raw} html
 <iframe src="replay.html" title="A trained Go1 walks, in 3D" class="replay"></iframe>
-<p class="replay">The Go1 that comes with the package. Drag to turn, scroll to zoom.</p>
+<p class="replay">The Go1 that comes with the package. Drag to rotate, scroll to zoom.</p>
 ```"""
 """The page of `build_site.write_replay`."""
 

@@ -9,7 +9,7 @@ import importlib
 
 from gpusim_rl.public import HOME, __version__
 
-TYPE_CHECKING = False  # without `typing`: commands direct Ctrl-C before they import more than this
+TYPE_CHECKING = False  # without `typing`: commands install their Ctrl-C handlers before slower imports
 if TYPE_CHECKING:
     from typing import Any
 

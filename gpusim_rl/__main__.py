@@ -3,7 +3,7 @@
 from gpusim_rl import interrupts
 
 if __name__ == "__main__":
-    interrupts.install()  # before imports that take time
+    interrupts.install()  # before slow imports
 
     import sys
 

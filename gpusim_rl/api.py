@@ -42,10 +42,10 @@ def train(
         task: Task class, name of a task, or vector envs of Isaac Lab, mjlab, Gymnasium, EnvPool or Stable-Baselines3,
             which are closed at the end.
         config: Settings of the task; None: from its yaml.
-        algo: Name of an algorithm, or a subclass of `gpusim_rl.Algorithm`, whose `Config` has the defaults; None: PPO.
-        network: Importable class that replaces the perceptron (`gpusim_rl.learn.networks.Features`).
+        algo: Name of an algorithm, or a subclass of `gpusim_rl.Algorithm` with defaults in its `Config`; None: PPO.
+        network: Importable class that replaces the MLP (`gpusim_rl.learn.networks.Features`).
         config_dir: Folder with more tasks and algorithms (`-cd` of `train.py`).
-        **overrides: Settings by name, sections as dicts; a string chooses a section's yaml (`debug="smoke"`).
+        **overrides: Settings by name, sections as dicts; a string selects a section's yaml (`debug="smoke"`).
 
     Returns:
         Last row of metrics; with `test=True`, the result of the evaluation.
@@ -66,7 +66,7 @@ def train(
 
 
 def _with_envs(envs: Any, **settings: Any) -> RunSpec:
-    """Prepare a run of vector envs that the user's script has made."""
+    """Prepare a run with vector envs from the user's script."""
     name, own = type(envs).__name__, getattr(envs, "unwrapped", envs)
     packages = {cls.__module__.partition(".")[0] for cls in type(own).__mro__}
     task = "IsaacLab" if "isaaclab" in packages else "MjLab" if "mjlab" in packages else "Gymnasium"
@@ -88,7 +88,7 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
 
 
 def _env_keys(cfg: Any) -> list[str]:
-    """Return the settings of `env` that make envs of another library."""
+    """Return the `env` settings in use that apply only to making another library's envs."""
     return [f"env.{key}" for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
 
 

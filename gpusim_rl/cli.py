@@ -12,7 +12,7 @@ import sys
 from gpusim_rl import interrupts
 
 if sys.argv[0].removesuffix(".exe").endswith("gpusim-rl"):
-    interrupts.install()  # before imports that take time
+    interrupts.install()  # before slow imports
 
 import importlib.util
 import io
@@ -67,7 +67,7 @@ def commands() -> dict[str, Path]:
 
 
 def usage() -> str:
-    """Return the text of `gpusim-rl --help`: commands by what they are for."""
+    """Return the text of `gpusim-rl --help`, with commands grouped by purpose."""
     parser, files = Parser("", __doc__), commands()
     grouped = {name for names in GROUPS.values() for name in names}
     for title, names in {**GROUPS, "Other": [name for name in files if name not in grouped]}.items():
@@ -94,7 +94,7 @@ def load_command(name: str) -> Callable[..., Any]:
 
 
 def completion(argv: list[str]) -> None:
-    """Print bash's completion script, or completions of `COMP_LINE`."""
+    """Print the bash completion script, or the completions of `COMP_LINE`."""
     if argv == ["bash"]:
         sys.stdout.write(BASH)
     elif argv == ["query"]:

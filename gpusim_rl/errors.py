@@ -1,6 +1,6 @@
 """Errors that the user can fix, shown as one line: where, what, expected, got, what to try.
 
-Free of torch, so that the command line answers a typo at once.
+Does not import torch, so that the command line reports a typo at once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class UserError(ValueError):
     def __init__(
         self, problem: object = "", *, key: str = "", expected: str = "", got: object = MISSING, hint: str = ""
     ) -> None:
-        super().__init__(problem)  # the one positional argument with which pickle rebuilds the error
+        super().__init__(problem)  # the only positional argument from which pickle rebuilds the error
         self.key, self.problem, self.expected, self.got = key, str(problem), expected, got
         self.hint = hint.strip()
 
@@ -76,7 +76,7 @@ class UserError(ValueError):
         return ": ".join(part for part in (self.key, line) if part)
 
     def within(self, key: str) -> UserError:
-        """Return a copy whose key is preceded by the file, section or call `key` that it belongs to."""
+        """Return a copy whose key is prefixed with `key`, the file, section or call that contains it."""
         inner = f"{key}: {self.key}" if self.key else key
         return type(self)(self.problem, key=inner, expected=self.expected, got=self.got, hint=self.hint)
 
@@ -97,8 +97,8 @@ class TaskError(UserError):
 def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str | None:
     """Return the option most similar to `name`, ignoring case, or None if no similarity reaches `similarity` (0 to 1).
 
-    The first letter is rarely mistyped: an option with another one must reach `SURE`, contain the name, or be an
-    anagram of it. The same holds for a name of three letters of which two differ.
+    The first letter is rarely mistyped: an option with a different one must reach `SURE`, contain the name, or be an
+    anagram of it. So must an option that differs from a three-letter name in two letters.
     """
     by_lower, lower = {option.lower(): option for option in options}, name.lower()
     for close in difflib.get_close_matches(lower, by_lower, n=3, cutoff=similarity):
@@ -130,8 +130,8 @@ def import_optional(module: str, requirement: str, needed_by: str) -> ModuleType
     """Import a module for the command or setting `needed_by`; pip installs it as `requirement`.
 
     Raises:
-        ConfigError: It is not installed; the message has the pip command.
-        ModuleNotFoundError: It is installed, but one of its dependencies is not.
+        ConfigError: The module is not installed; the message has the pip command.
+        ModuleNotFoundError: The module is installed, but one of its dependencies is not.
     """
     try:
         return importlib.import_module(module)
@@ -148,12 +148,12 @@ def first_line(error: BaseException) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Return `printable` text on one line: a line end in a name must not look like a second message."""
+    """Return `printable` text on one line: a newline in a name must not look like a second message."""
     return printable(text).replace("\n", "\\n")
 
 
 def printable(text: str) -> str:
-    """Escape all control characters but line ends and tabs: they would move a terminal's cursor or hide text."""
+    """Escape control characters except newlines and tabs: they could move a terminal's cursor or hide text."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -165,12 +165,12 @@ class Writable(Protocol):
 
 
 def say(*lines: str, file: Writable | None = None) -> None:
-    """Print lines with names and settings from anywhere to `file` or stdout. All commands print through this."""
+    """Print lines, which may contain untrusted names, to `file` or stdout. All commands print through this."""
     print("".join(f"{on_one_line(line)}\n" for line in lines), end="", file=file)
 
 
 def warn(text: str) -> None:
-    """Print a warning to stderr, for use before there is a run that logs."""
+    """Print a warning to stderr, for use before a run's logger exists."""
     say(f"warning: {text}", file=sys.stderr)
 
 
@@ -224,7 +224,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 @contextmanager
 def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
-    """Turn a failed allocation in the block into a ConfigError that suggests half of the envs."""
+    """Turn a failed allocation in the block into a ConfigError that suggests half as many envs."""
     try:
         yield
     except (MemoryError, RuntimeError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
@@ -235,7 +235,7 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
 
 
 def described(error: Exception | SystemExit) -> str:
-    """Return an exception's class, first line, and its place in the user's code (else where it was raised)."""
+    """Return an exception's class, first line, and location in the user's code (else where it was raised)."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if "-packages" not in frame.filename] or frames
     place = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# `signal` imports enum, which takes longer than all of this
+# `signal` imports enum, which takes longer than this whole module
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import os
 import sys

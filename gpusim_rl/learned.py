@@ -15,14 +15,14 @@ from gpusim_rl.files import paths
 class Learned:
     """Best result of a task in the learning benchmark (`benchmarks/learn/learning.py`)."""
 
-    # The threshold and the time to it, `3,000 in 4 min`, with the number of seeds where not all of several reached it;
-    # the end of the training where half of them or more did not, `4,158 of 5,000 in 15 min`.
+    # Threshold and time to reach it, `3,000 in 4 min`, with the number of seeds if only some reached it; the result at
+    # the end of training if half of the seeds or more did not, `4,158 of 5,000 in 15 min`.
     result: str
-    seconds: float | None  # time to the threshold; None where it was not reached
+    seconds: float | None  # time to the threshold; None if not reached
     hardware: str  # `1 CPU core`
-    overrides: list[str]  # settings other than those of the recipe
+    overrides: list[str]  # settings that differ from the recipe
     threshold: float
-    stat: str  # the task's own number that the threshold is of; empty for the return
+    stat: str  # task metric that the threshold refers to; empty: the return
 
     @property
     def column(self) -> str:
@@ -40,7 +40,7 @@ def learned() -> dict[str, dict[str, Learned]]:
 
 
 def median_time(seconds: Sequence[float | None]) -> float | None:
-    """Return the median time to a threshold [s]; None, given or returned, means it was not reached."""
+    """Return the median time to a threshold [s]; None, as input or result, means not reached."""
     median = statistics.median([math.inf if time is None else time for time in seconds])
     return None if math.isinf(median) else median
 

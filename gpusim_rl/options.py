@@ -1,4 +1,4 @@
-"""Options of all commands: one layout of `--help`, and one name and one meaning for a shared option. Free of torch."""
+"""Command-line options: one layout of `--help`, and one meaning per shared option. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX = sys.float_info.max
 
 
 def number(kind: type[int] | type[float], low: float, high: float = MAX) -> Callable[[str], Any]:
-    """Return an argument's type: a number from `low` to `high`."""
+    """Return an argparse type: a number from `low` to `high`."""
 
     def parse(text: str) -> Any:
         if not low <= (value := kind(text)) <= high:
@@ -33,7 +33,7 @@ def number(kind: type[int] | type[float], low: float, high: float = MAX) -> Call
 
 
 def listed(kind: Callable[[str], Any], choices: Iterable[str] = ()) -> Callable[[str], list[Any]]:
-    """Return an argument's type: sorted values of `A,B`, also in brackets as in settings."""
+    """Return an argparse type: sorted values of `A,B`, optionally in brackets as in settings."""
 
     def parse(text: str) -> list[Any]:
         parts = {*text.strip("[]").split(",")}
@@ -61,18 +61,18 @@ SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {  # group, description, an
     "run": ("Arguments", "run folder, checkpoint, or a task (its latest run)", {}),
     "runs": ("Arguments", "run folders, or tasks (their latest runs)", {"nargs": "+", "metavar": "RUN"}),
     "settings": ("Arguments", "settings, as for train", {"nargs": "*", "metavar": "KEY=VALUE"}),
-    "--packages": ("Robot", "folder of a ROS package whose meshes a URDF names; repeatable", PACKAGES),
+    "--packages": ("Robot", "folder of a ROS package with a URDF's meshes; repeatable", PACKAGES),
     "--host": ("Viewer", "address of the web server (default: 127.0.0.1, this machine only)", {}),
-    "--port": ("Viewer", "port of the web server (default: the first free one from 8080 on)", {"type": int}),
-    "--policy": ("Environments", "who acts", {"choices": ["trained", "zero", "random"], "default": "trained"}),
+    "--port": ("Viewer", "port of the web server (default: first free port from 8080)", {"type": int}),
+    "--policy": ("Environments", "actions to use", {"choices": ["trained", "zero", "random"], "default": "trained"}),
     "--num-envs": ("Environments", "number of envs", {"type": positive}),
     "--steps": ("Environments", "control steps", {"type": positive}),
     "--seconds": ("Environments", "simulated time [s]", {"type": number(float, 0.001)}),
-    "--seed": ("Environments", "seed of starts, commands and noise", {"type": int, "default": 0}),
+    "--seed": ("Environments", "seed for starts, commands and noise", {"type": int, "default": 0}),
     "--sim": ("Simulation", "simulator", {"choices": [*SIMULATORS]}),
     "--device": ("Simulation", "device, cpu or cuda", {"default": "auto"}),
     "--iterations": ("Measurement", "iterations to measure", {"type": positive}),
-    "--out": ("Output", "path of the output", {"type": Path, "metavar": "PATH"}),
+    "--out": ("Output", "output path", {"type": Path, "metavar": "PATH"}),
     "--overwrite": ("Output", "replace existing files", {"action": "store_true"}),
     "--json": ("Output", "print JSON instead of text", {"action": "store_true"}),
     "--width": ("Output", "width [pixels]", {"type": positive}),
@@ -90,12 +90,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=f"gpusim-rl {prog}".rstrip(), allow_abbrev=False, **settings)
         self.summary, _, rest = (text or "").partition("\n")
         self.examples = re.findall(rf"^({self.prog}\b.*?)(?:\s\s+(.*))?$", rest, re.MULTILINE)
-        self.rows: dict[str, list[tuple[str, str]]] = {}  # left and right column, by title of the group
+        self.rows: dict[str, list[tuple[str, str]]] = {}  # left and right columns, by group title
 
     def option(self, name: str, text: str = "", group: str = "", note: object = None, **settings: Any) -> None:
-        """Add an argument; `SHARED` gives a shared one its group and description, which `text` continues.
+        """Add an argument; a shared one has its group and description from `SHARED`, and `text` is appended.
 
-        `note` describes the default; `settings` are those of `add_argument`, and `among`, a mutually exclusive group.
+        `note` describes the default; `settings` go to `add_argument`, except `among`, a mutually exclusive group.
         """
         title, shared, defaults = SHARED.get(name, ("", "", {}))
         settings = {**defaults, **settings}
@@ -110,13 +110,13 @@ class Parser(argparse.ArgumentParser):
         self.rows.setdefault(group or title, []).append((left, described))
 
     def options(self, *names: str, **defaults: Any) -> None:
-        """Add options of `SHARED`, with `defaults` by their attribute."""
+        """Add options from `SHARED`, with `defaults` by attribute name."""
         for name in names:
             key = name.removeprefix("--").replace("-", "_")
             self.option(name, **({"default": defaults[key]} if key in defaults else {}))
 
     def format_help(self) -> str:
-        """Return summary, usage, examples and options, for the width of the terminal."""
+        """Return summary, usage, examples and options, wrapped to the terminal's width."""
         width = shutil.get_terminal_size().columns
         words = [left for left, _ in self.rows.get("Arguments", ()) if left[0] != "-"]
         words = ["COMMAND"] * ("Commands" in self.rows or self.prog == "gpusim-rl") + ["[OPTIONS]", *words]

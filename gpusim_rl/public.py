@@ -1,4 +1,4 @@
-"""Package version, and the modules of the names that users import. Imports nothing."""
+"""Package version, and the module of each public name. Imports nothing."""
 
 from __future__ import annotations
 

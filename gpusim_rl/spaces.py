@@ -1,4 +1,4 @@
-"""Action spaces, image shapes, and linear maps of vectors. Free of torch."""
+"""Action spaces, image shapes, and linear maps of vectors. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Box:
     """Continuous actions, nominally in [-1, 1]; envs clamp and scale them, so algorithms may sample beyond."""
 
     size: int
-    """Numbers per env."""
+    """Values per env."""
     limit: float | None = None
     """Clamping limit of the envs, `task.clip_actions`; None if unknown."""
     bounds: tuple[tuple[float, float], ...] | None = None
-    """Lower and upper bound per number for another library's envs; None for our tasks."""
+    """Lower and upper bound of each value for another library's envs; None for our tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class MultiDiscrete:
 
     @property
     def size(self) -> int:
-        """Numbers per env."""
+        """Choices per env."""
         return len(self.counts)
 
 
@@ -42,5 +42,5 @@ class SignedPermutation(NamedTuple):
 
     sources: list[int]
     signs: list[float]
-    terms: list[tuple[int, int, float]] = []  # noqa: RUF012  it is never changed
+    terms: list[tuple[int, int, float]] = []  # noqa: RUF012  never modified
     """Added terms (row, source, factor): result[row] += factor * vector[source]."""

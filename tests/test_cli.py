@@ -178,7 +178,7 @@ def test_list_skips_broken_tasks_with_a_warning(broken_config_dir, capsys):
     assert set(rows) == {"Small", *tasks()} - {"Pendulum"}
     assert rows["Small"]["description"] == rows["Ant"]["description"] != ""
     warnings = printed.err.splitlines()
-    assert len(warnings) == 5 and all(line.startswith("warning: left out ") for line in warnings)
+    assert len(warnings) == 5 and all(line.startswith("warning: skipped ") for line in warnings)
     assert all(any(words in line for line in warnings) for _, words in BROKEN)
 
 

@@ -222,14 +222,14 @@ HOSTILE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     "tag": (RawYaml("task: !!python/object/apply:os.system ['touch x']\n"), "the tag "),
     "deep nesting": (RawYaml("a: " + "[" * 5000), "too deeply nested"),
     "huge text": (RawYaml("a: " + "x" * 2_000_000), "1048576 bytes"),
-    "huge int": (RawYaml("a: 1" + "0" * 50_000), "a number of 50001 characters"),
-    "compressed checkpoint": (compressed, "is compressed"),
-    "pickle that allocates memory": (lambda it: it.pickle(BYTEARRAY), "names 'builtins bytearray'"),
-    "pickle that runs code": (lambda it: it.pickle(b"cposix\nsystem\n(S'touch x'\ntR."), "names 'posix system'"),
-    "pickle of nested lists": (lambda it: it.pickle(ENDLESS), "has values without end"),
+    "huge int": (RawYaml("a: 1" + "0" * 50_000), "50001 characters"),
+    "compressed checkpoint": (compressed, "compressed"),
+    "pickle that allocates memory": (lambda it: it.pickle(BYTEARRAY), "'builtins bytearray'"),
+    "pickle that runs code": (lambda it: it.pickle(b"cposix\nsystem\n(S'touch x'\ntR."), "'posix system'"),
+    "pickle of nested lists": (lambda it: it.pickle(ENDLESS), "too many values"),
     "expanded tensor": (
         lambda it: it.checkpoint(lambda state: state.update(policy={"w": torch.zeros(1).expand(GIGABYTES)})),
-        "has values without end",
+        "too many values",
     ),
 }
 

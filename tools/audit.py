@@ -22,7 +22,7 @@ from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.options import Parser
 from gpusim_rl.view.text_table import table_lines
 
-WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memory is allocated
+WARM_UP = 4  # iterations in which kernels compile, graphs are captured and memory is allocated
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def audit_training(args: argparse.Namespace) -> dict[str, Any]:
-    """Audit a training; return the content of the json."""
+    """Audit a training; return the content of the JSON."""
     from gpusim_rl.diagnose.transfers import audit, our_loop, violations
     from gpusim_rl.testing.scratch_training import scratch_training
 

@@ -1,7 +1,7 @@
 """Check a task with the conformance suite.
 
 gpusim-rl check-task Ant                                 a built-in task, or one of an installed package
-gpusim-rl check-task Reacher -cd my_cfg                  a task of your own folder
+gpusim-rl check-task Reacher -cd my_cfg                  a task in your own folder
 gpusim-rl check-task Reacher -cd my_cfg --sim mujoco     training checked on one simulator only
 """
 
@@ -47,14 +47,14 @@ MEND = {
     "observe_and_terminated_have_no_side_effects": "draw and write in advance; observe and terminated run twice",
     "returned_tensors_are_never_overwritten": "return new tensors, not those that the next step writes into",
     "task_state_is_tensors_written_in_place": "make tensors in __init__, write in place: self.x.copy_(...)",
-    "restored_env_continues_bit_identically": "keep all state of the task in tensors that it owns",
+    "restored_env_continues_bit_identically": "keep all task state in the task's own tensors",
     "diverged_env_is_reset_without_affecting_others": "use its own row only: no mean, sum or max over envs",
     "envs_can_be_randomized": "read masses and sizes from the sim in each step, not once from the scene",
     "mirror_image_moves_like_the_original": "correct the part's kind in mirrors; make the default pose symmetric",
-    "iteration_has_no_host_sync": "replace .item(), .cpu(), float(), 'if tensor', nonzero, x[mask] by torch.where",
+    "iteration_has_no_host_sync": "replace .item(), .cpu(), float(), 'if tensor', nonzero, x[mask] with torch.where",
     "task_trains_on_every_simulator": "use the interface of gpusim_rl.sim only; --sim names the simulators to try",
 }
-"""Advice for a failed check, by its name."""
+"""Advice for failed checks, keyed by check name."""
 LINES, WIDTH = 6, 160  # limits of a failure's message; longer lines are tensors
 
 
@@ -74,7 +74,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Run the suite on one task, as pytest does; return the exit status."""
+    """Run the suite on one task with pytest; return the exit status."""
     from gpusim_rl.settings.hydra_errors import unknown_choice
 
     pytest = import_optional("pytest", "pytest>=8.2", "check-task")
@@ -85,7 +85,7 @@ def check(args: argparse.Namespace) -> int:
     if problem := entries[args.task].problem:
         raise ConfigError(problem)
     if folder is not None:
-        sys.path.insert(0, os.getcwd())  # modules of the task, as for train.py
+        sys.path.insert(0, os.getcwd())  # modules of the task, like train.py
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     report = Report(args.task)
     with tempfile.TemporaryDirectory() as scratch:
@@ -96,21 +96,21 @@ def check(args: argparse.Namespace) -> int:
             f"    config_dir, tasks = {None if folder is None else str(folder)!r}, ({args.task!r},)\n"
             f"    simulators = {tuple(args.sim)!r}\n"
         )
-        settings.write_text("[pytest]\n")  # not those of the folder we are in
+        settings.write_text("[pytest]\n")  # not the current folder's settings
         options = ["-c", str(settings), "-p", "no:terminal", "-p", "no:cacheprovider"]
         pytest.main([str(file), *options, "--basetemp", str(Path(scratch, "runs"))], plugins=[report])
     return report.summarise()
 
 
 class Report:
-    """Pytest plugin that prints a line for each check, and advice on one that fails."""
+    """Pytest plugin that prints a line per check, and advice on failures."""
 
     def __init__(self, task: str) -> None:
         self._task = task
         self._failed = self._passed = 0
 
     def pytest_runtest_logreport(self, report: TestReport) -> None:
-        """Print a check; pytest calls it after the set-up, the run and the end of each."""
+        """Print a check; pytest calls this after its setup, call and teardown."""
         if report.when != "call" and report.passed:
             return
         check, _, case = report.location[2].rpartition(".")[2].removeprefix("test_").partition("[")
@@ -132,13 +132,13 @@ class Report:
         sys.stdout.flush()
 
     def pytest_collectreport(self, report: CollectReport) -> None:
-        """Print an error of the collection; pytest calls it once the checks are collected."""
+        """Print a collection error; pytest calls this after collecting the checks."""
         if report.failed:
             self._failed += 1
             say("FAILED   the checks could not start", *(f"         {line}" for line in _message(report).splitlines()))
 
     def summarise(self) -> int:
-        """Print the last line; return the exit status."""
+        """Print the summary line; return the exit status."""
         say(f"{self._task}: {self._passed} of {self._passed + self._failed} checks passed")
         return 1 if self._failed or not self._passed else 0
 

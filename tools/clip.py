@@ -2,8 +2,8 @@
 
 gpusim-rl clip record Go1Velocity --command 0.6 0 0      record 4 s of a trained policy that walks forward
 gpusim-rl clip check walk.npz g1                         check a file, and whether it fits a robot
-gpusim-rl clip play go1_trot                             play a clip of the package in a browser
-gpusim-rl clip play go1_trot --out trot.mp4              write a video of it
+gpusim-rl clip play go1_trot                             play a bundled clip in a browser
+gpusim-rl clip play go1_trot --out trot.mp4              write a video
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         words.add_parser(name, prog=f"clip {name}", text=f"{summary}\n{__doc__}") for name, summary in summaries.items()
     )
     records.option("run")
-    records.option("--command", "fixed commands, in the order of the task", "Clip", type=float, nargs="+")
-    records.option("--robot", "articulation", "Clip", note="the first one of the scene")
+    records.option("--command", "fixed commands, in the task's order", "Clip", type=float, nargs="+")
+    records.option("--robot", "articulation", "Clip", note="the scene's first")
     records.option("--seconds", default=4.0)
     records.option("--skip", "simulated time before the clip [s]", "Environments", type=number(float, 0), default=1.0)
-    records.option("--out", ".npz", note="the run's name, here")
+    records.option("--out", ".npz", note="the run's name, in the current folder")
     records.options("--seed", "--overwrite", "--trust", "--config-dir")
     for each in (checks, plays):
         each.option("file", ".npz file, or a bundled clip, such as go1_trot", "Arguments")
@@ -75,7 +75,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def record(args: argparse.Namespace) -> None:
-    """Record a policy in one env, without sensor noise, randomisation, pushes and starts off a clip."""
+    """Record a policy in one env, without sensor noise, randomisation, pushes or start offsets from a clip."""
     import numpy as np
 
     from gpusim_rl.env import VecEnv
@@ -97,7 +97,7 @@ def record(args: argparse.Namespace) -> None:
     changes = {"task.randomize": False, "task.observations": sensors, "task.episode_length": steps + 1}
     exact = {"pushes": False, "encoder_bias": 0.0}
     changes |= {f"task.{key}": value for key, value in exact.items() if key in task}
-    if isinstance(noise := task.get("start_noise"), dict):  # a tracking task's, which begins in a clip
+    if isinstance(noise := task.get("start_noise"), dict):  # of a tracking task, which starts in a clip
         changes["task.start_noise"] = {k: [0.0] * len(v) if isinstance(v, list) else 0.0 for k, v in noise.items()}
     with closing(open_run(args, changes)) as player:
         assert isinstance(player.env, VecEnv)
@@ -174,20 +174,20 @@ def command(player: Player, values: list[float] | None) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Read a file, which checks it, and print its contents."""
+    """Read and validate a file, and print its contents."""
     from gpusim_rl.env.robot_clip import robot_of
 
     clip = read(args)
     parts = f"{len(clip.joint_names)} joints, {len(clip.body_names)} bodies"
     say(f"{args.file}: {len(clip.joint_pos)} frames at {clip.fps:g} Hz, {clip.seconds:.3g} s; {parts}")
     if args.robot is not None:
-        say(f"it fits {args.robot}: names of joints and bodies, and poses of bodies")
+        say(f"fits {args.robot}: joint names, body names and body poses match")
     elif file := robot_of(clip):
-        say(f"its joints look like those of {file.stem}. Try clip check {shlex.quote(str(args.file))} {file.stem}")
+        say(f"the joints look like {file.stem}'s. Try clip check {shlex.quote(str(args.file))} {file.stem}")
 
 
 def read(args: argparse.Namespace) -> Clip:
-    """Read a clip; for a robot, where one is named."""
+    """Read a clip, and check it against the robot if one is named."""
     from gpusim_rl.env.clip import load
     from gpusim_rl.env.motions import clip_file
     from gpusim_rl.env.robot_clip import load_for
@@ -218,7 +218,7 @@ def play(args: argparse.Namespace) -> None:
         robot = robot_of(clip)
         if robot is None:
             hint = f"Try clip play {shlex.quote(str(args.file))} <robot>"
-            raise ConfigError("none of our robots has its joints", key=args.file, hint=hint)
+            raise ConfigError("no bundled robot has these joints", key=args.file, hint=hint)
         args.robot = robot.stem
         clip = read(args)
     with closing(open_playback(clip, args.robot, name=Path(args.file).stem, config_dir=args.config_dir)) as player:

@@ -1,7 +1,7 @@
 """Record demonstrations of a policy or a script.
 
 gpusim-rl collect HalfCheetah --episodes 20              20 episodes of the latest run, or of the demo
-gpusim-rl collect Ant --explore                          with the noise of its actions
+gpusim-rl collect Ant --explore                          with exploration noise
 gpusim-rl collect my_script.py task=FrankaCubeStack --keep success     successful episodes of a script
 gpusim-rl collect my_script.py --actor FrankaCubeStack --append        DAgger: the script labels a policy's steps
 """
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
 
 EPISODES, MOST_ENVS, STEPS_ENVS = 20, 64, 16
-SETTINGS = "task=", "task.", "sim=", "sim.", "device="  # beginnings of those that a script's envs have
-SCRIPT = "A script has a function controller(task), which returns a function that returns actions"
+SETTINGS = "task=", "task.", "sim=", "sim.", "device="  # prefixes of settings that a script's envs accept
+SCRIPT = "A script must define controller(task), which returns a function that returns actions"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     length = parser.add_mutually_exclusive_group()
     parser.option("--episodes", "whole episodes", "Episodes", EPISODES, type=positive, among=length)
     parser.option("--steps", "per env; the last episodes are cut off", among=length)
-    parser.option("--keep", "keep episodes with success, or at least this return", "Episodes", metavar="success|RETURN")
+    parser.option("--keep", "keep episodes with success or at least this return", "Episodes", metavar="success|RETURN")
     parser.option("--explore", "sample the actions", "Episodes", action="store_true")
     parser.option("--actor", "policy that acts while a script is recorded", "Episodes", metavar="RUN")
     parser.option("--num-envs", note=f"one per episode, up to {MOST_ENVS}; {STEPS_ENVS} with --steps")
@@ -66,7 +66,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("--out", ".npz", default=Path("demonstrations.npz"))
     present = parser.add_mutually_exclusive_group()
     parser.option("--overwrite", among=present)
-    parser.option("--append", "add the episodes to a file that exists", "Output", action="store_true", among=present)
+    parser.option("--append", "add the episodes to an existing file", "Output", action="store_true", among=present)
     parser.options("--trust", "--config-dir")
     args = parser.parse_intermixed_args(argv)
     if args.steps is None and args.episodes is None:
@@ -77,7 +77,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def collect(args: argparse.Namespace) -> Demonstrations:
-    """Record, keep what is asked for, write and print."""
+    """Record episodes, filter them by `--keep`, write them and print a summary."""
     limit_openmp_spin()  # before torch is imported
     check_out(args.out, ".npz", overwrite=args.overwrite or args.append)
     if args.keep not in (None, "success"):
@@ -99,8 +99,8 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         raise ConfigError(problem, key=f"--keep {args.keep}", hint="Try without --keep")
     before = demonstrations.read(args.out)[0] if args.append and args.out.exists() else None
     if args.seed is None:
-        args.seed = 0 if before is None else before.episodes  # other starts, where all seeds are left to this
-    torch.manual_seed(args.seed)  # of actions that are sampled
+        args.seed = 0 if before is None else before.episodes  # new starts with each default-seeded `--append`
+    torch.manual_seed(args.seed)  # for sampled actions
     run = args.actor if scripted else args.source
     with closing(open_script_envs(args) if run is None else open_run(args, run)) as player:
         env = plain_envs(player)
@@ -136,11 +136,11 @@ def collect(args: argparse.Namespace) -> Demonstrations:
 
 
 def open_run(args: argparse.Namespace, run: str) -> Player:
-    """Return the envs of a run with its policy; for a task without runs, with its demo's."""
+    """Open a player of a run, or of the demo for a task without runs."""
     from gpusim_rl.view.player import Player
 
     if args.settings:
-        raise ConfigError("a run has its own settings", key=args.settings[0], hint="Try without")
+        raise ConfigError("a run has its own settings", key=args.settings[0], hint="Try without settings")
     demo = paths.demos_dir() / run
     if demo.is_dir() and not Path("runs", run).exists() and not Path(run).exists():
         run = str(demo)
@@ -153,7 +153,7 @@ def open_run(args: argparse.Namespace, run: str) -> Player:
 
 
 def open_script_envs(args: argparse.Namespace) -> Player:
-    """Return the envs of a script's command line."""
+    """Build the envs for a script from its command line."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.env import Task, VecEnv
     from gpusim_rl.run.devices import choose_devices
@@ -167,7 +167,7 @@ def open_script_envs(args: argparse.Namespace) -> Player:
         raise ConfigError("no task", key=args.source, hint=f"Try {shlex.quote(args.source)} task=<task>")
     for setting in args.settings:
         if not setting.startswith(SETTINGS):
-            raise ConfigError(key=setting, expected="task.<setting> or sim.<setting>", hint="Try a flag, as --num-envs")
+            raise ConfigError(key=setting, expected="task.<setting> or sim.<setting>", hint="Try a flag: --num-envs")
     import_from_current_folder()
     sim = [] if args.sim is None else [f"sim={args.sim}"]
     spec = load_spec(compose([*args.settings, *sim], args.config_dir), [])
@@ -182,7 +182,7 @@ def open_script_envs(args: argparse.Namespace) -> Player:
 
 
 def plain_envs(player: Player) -> VecEnv:
-    """Return the envs; raise ConfigError unless they are one of our tasks with numbers."""
+    """Return the envs; raise ConfigError unless they run one of our tasks without images."""
     from gpusim_rl.env import VecEnv
 
     if not isinstance(player.env, VecEnv):
@@ -193,7 +193,7 @@ def plain_envs(player: Player) -> VecEnv:
 
 
 def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
-    """Run the script that the user named; return its acting function."""
+    """Run the user's script; return its acting function."""
     from gpusim_rl.env import Task
 
     file = Path(name)
@@ -201,7 +201,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look the module up by name
-    sys.path.append(str(file.resolve().parent))  # as Python does for a script; its own modules come first
+    sys.path.append(str(file.resolve().parent))  # as for a script run by Python, but last
     spec.loader.exec_module(module)
     controller: Any = getattr(module, "controller", None)
     if not callable(controller):
@@ -209,7 +209,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     wanted = getattr(controller, "__annotations__", {}).get("task")
     wanted = getattr(module, wanted, None) if isinstance(wanted, str) else wanted
     if isinstance(wanted, type) and issubclass(wanted, Task) and not isinstance(env.task, wanted):
-        raise ConfigError(f"the script is for {wanted.__name__}, the task is {env.name}", key=name)
+        raise ConfigError(f"the script is for {wanted.__name__}, but the task is {env.name}", key=name)
     act: Any = controller(env.task)
     if not callable(act):
         raise ConfigError(f"controller(task) returned a {type(act).__name__}", key=name, hint=SCRIPT)
@@ -218,7 +218,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Episode: observations by group [steps, size], final ones, actions, rewards, and how it ended."""
+    """Episode: observations by group [steps, size], final observations, actions, rewards and end flags."""
 
     obs: dict[str, np.ndarray]
     final_obs: dict[str, np.ndarray]
@@ -228,11 +228,11 @@ class Episode:
     truncated: bool
     diverged: bool
     success: float
-    """`success` in the last step; NaN without it."""
+    """`success` in the last step; NaN if not logged."""
 
     @property
     def reward(self) -> float:
-        """Return: the sum of its rewards."""
+        """Return: the sum of rewards."""
         return float(self.rewards.sum())
 
 
@@ -245,14 +245,14 @@ def record(
     steps: int | None,
     name: str,
 ) -> list[Episode]:
-    """Step the envs and return as many episodes of each, so that short ones are not preferred.
+    """Step the envs and return equally many episodes from each, which avoids a bias to short episodes.
 
     Args:
         player: Envs at the start of an episode.
         act: Function that returns actions [num_envs, actions] to record.
         actor: Function that returns the executed actions; None: the same.
         episodes: Number of whole episodes; None: `steps`.
-        steps: Control steps of each env; last episodes are cut off as by the time limit.
+        steps: Control steps of each env; the last episodes are truncated.
         name: Source of the actions, for messages.
     """
     import numpy as np
@@ -316,7 +316,7 @@ def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
 
 
 def spec_of(env: VecEnv) -> EnvSpec:
-    """Return the facts of the environments that a file's demonstrations must share."""
+    """Return the properties of the envs that a file's demonstrations must share."""
     from gpusim_rl.env.observations import number_names
     from gpusim_rl.learn.algorithm import EnvSpec
 
@@ -326,7 +326,7 @@ def spec_of(env: VecEnv) -> EnvSpec:
 
 
 def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstrations:
-    """Concatenate episodes, with the facts of their envs."""
+    """Concatenate episodes, and add properties of their envs."""
     import numpy as np
 
     from gpusim_rl.learn.demonstrations import FLAGS, Demonstrations

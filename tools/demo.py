@@ -1,8 +1,8 @@
 """Watch a trained policy that ships with the package.
 
 gpusim-rl demo                          a Go1 in the browser, with sliders for its commands
-gpusim-rl demo Humanoid                 another task; the beginning of its name is enough
-gpusim-rl demo Ant --num-envs 9         with options of play
+gpusim-rl demo Humanoid                 another task; a prefix of its name is enough
+gpusim-rl demo Ant --num-envs 9         with play's options
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Read the task, if it comes first, and `--list`; other words go to play."""
+    """Parse the task, if it comes first, and `--list`; pass other arguments to play."""
     parser = Parser("demo", __doc__)
-    parser.option("task", "task, or the beginning of its name", "Arguments", nargs="?", default=FIRST)
+    parser.option("task", "task, or a prefix of its name", "Arguments", nargs="?", default=FIRST)
     parser.option("--list", "list the demos", "Output", action="store_true")
-    parser.rows["Viewer"] = [("...", "options of play")]
+    parser.rows["Viewer"] = [("...", "play's options")]
     ours, others = (argv[:1], argv[1:]) if argv[:1] and (argv[0] in OWN or argv[0][0] != "-") else ([], argv)
     return parser.parse_args(ours), others
 
@@ -53,18 +53,18 @@ def choose(name: str, demos: list[str]) -> str:
     """Return the demo of a task, or the only one with this prefix, ignoring case.
 
     Raises:
-        ConfigError: There is none, or there are several.
+        ConfigError: No demo or several demos match.
     """
     found = [demo for demo in demos if demo.lower().startswith(name.lower())]
     if name in demos or len(found) == 1:
         return name if name in demos else found[0]
     if found:
         raise ConfigError(f"{name!r} is ambiguous", hint=f"Try one of {', '.join(found)}")
-    raise ConfigError(f"no demo of {name!r}", hint=f"{did_you_mean(name, demos)} Available: {', '.join(demos)}")
+    raise ConfigError(f"no demo for {name!r}", hint=f"{did_you_mean(name, demos)} Available: {', '.join(demos)}")
 
 
 def summary(card: dict[str, Any]) -> str:
-    """Describe the policy's training and results in a line."""
+    """Describe the policy's training and results on one line."""
     reached = ", ".join(f"{name} {value:.3g}" for name, value in card["success"].items())
     value = f"{card['return']:,.0f}" if abs(card["return"]) >= 100 else f"{card['return']:.3g}"
     note = f"; {card['note']}" if card.get("note") else ""

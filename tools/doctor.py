@@ -2,7 +2,7 @@
 
 gpusim-rl doctor                                         the machine: does everything work?
 gpusim-rl doctor Ant                                     the latest Ant run, finished or not: what limits it?
-gpusim-rl doctor scaling task=Ant                        numbers of envs and devices: which is best?
+gpusim-rl doctor scaling task=Ant                        which device and number of envs are best?
 gpusim-rl doctor scaling task=Ant --num-envs 512 --num-processes 1,2     how many processes pay off?
 """
 
@@ -42,8 +42,8 @@ CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
 COUNTED = {"num_processes": "processes", "num_actors": "actors"}
 SCALING = "Measure a task with several numbers of envs, processes or actors."
-WARM_UP = 4  # on CUDA the third captures the graphs, and during the fourth the host gets ahead of the device
-FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for so long, and for three iterations, has ended
+WARM_UP = 4  # on CUDA, the third captures the graphs, and in the fourth the host runs ahead of the device
+FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for this long, and for three iterations, has ended
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,22 +59,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.option("settings")
         counts = {"type": listed(positive), "metavar": "A,B", "group": "Measurement"}
         parser.option("--num-envs", "one or several", note="four powers of 4 per device", **counts)
-        parser.option("--num-processes", "number of processes under torchrun, one or several", **counts)
+        parser.option("--num-processes", "number of torchrun processes, one or several", **counts)
         parser.option("--num-actors", "number of actors, one or several", **counts)
         devices = {"type": listed(str), "metavar": "A,B", "default": None}
         parser.option("--device", "or both", "Measurement", note="all available", **devices)
         parser.option("--iterations", "at least", default=5)
-        parser.option("--min-seconds", "wall time, at least [s]", "Measurement", type=number(float, 0), default=3.0)
-        parser.option("--warm-up", "iterations before", "Measurement", type=positive, default=WARM_UP)
+        parser.option("--min-seconds", "minimum wall time [s]", "Measurement", type=number(float, 0), default=3.0)
+        parser.option("--warm-up", "iterations to discard first", "Measurement", type=positive, default=WARM_UP)
         parser.options("--out", "--json", "--config-dir")
         parser.set_defaults(command=measure_scaling, argv=argv)
         return parser.parse_intermixed_args(argv[1:])
 
-    if any("=" in text for text in argv[1:]) and (hint := did_you_mean(argv[0], ["scaling"])):  # no run takes those
+    if any("=" in text for text in argv[1:]) and (hint := did_you_mean(argv[0], ["scaling"])):  # no run takes settings
         raise ConfigError(f"unknown command {argv[0]!r}", hint=hint)
     parser = Parser("doctor", __doc__)
     parser.rows["Commands"] = [("scaling", SCALING)]
-    parser.option("run", "or nothing for the machine", nargs="?")
+    parser.option("run", "or nothing to check the machine", nargs="?")
     parser.options("--json", "--config-dir")
     args = parser.parse_args(argv)
     args.command = report_machine if args.run is None else report_run
@@ -115,18 +115,18 @@ def self_tests() -> Iterator[Check]:
         is_required = device in simulator.default_on
         small = ["task=Ant", f"sim={sim}", f"device={device}", "num_envs=16", "ppo.horizon=8", "ppo.minibatch_size=64"]
         started = time.perf_counter()
-        point = measure_training(small, warm_up=2, iterations=1)  # the third is replayed from graphs
+        point = measure_training(small, warm_up=2, iterations=1)  # the third replays the graphs
         took_s = time.perf_counter() - started
         if point.error is None:
             text = f"{sim} on {device}: 3 iterations of 16 ants in {point.precision} ({took_s:.0f} s with start-up)"
             yield Check("self-test", "ok", text)
         else:
-            fix = f"python train.py {' '.join(small)} max_iterations=1 shows more"
+            fix = f"python train.py {' '.join(small)} max_iterations=1 shows details"
             yield Check("self-test", "failed" if is_required else "warning", f"{sim} on {device}: {point.error}", fix)
 
 
 def report_run(args: argparse.Namespace) -> int:
-    """Print what limits a run."""
+    """Print a run's bottlenecks."""
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
 
@@ -171,7 +171,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
     several = f"{stats.processes} processes x " if stats.processes > 1 else ""
     if stats.num_actors:
         several = f"{stats.num_actors} actor{'s' * (stats.num_actors > 1)} ({stats.actor_engine}) x "
-    left_out = f"; {stats.warm_up_rows} of the warm-up left out" if stats.warm_up_rows else "; still warming up"
+    left_out = f"; {stats.warm_up_rows} warm-up rows skipped" if stats.warm_up_rows else "; still warming up"
     graph = f", graph={stats.graph_mode}" if stats.on_gpu and stats.graph_mode else ""
     return [
         f"{folder}, {newest} ({stats.rows} row{'s' if stats.rows > 1 else ''} read{left_out})",
@@ -190,7 +190,7 @@ def measure_scaling(args: argparse.Namespace) -> int:
     for text in args.settings:
         key = text.partition("=")[0]
         if key in ("num_envs", "num_actors", "device"):
-            raise ConfigError("scaling sets it", key=key, hint=f"Try --{key.replace('_', '-')}")
+            raise ConfigError("set by scaling", key=key, hint=f"Try --{key.replace('_', '-')}")
     counted = [key for key in COUNTED if getattr(args, key)]
     return measure_parallel(args, counted) if counted else measure_envs(args)
 
@@ -220,7 +220,7 @@ def measure_envs(args: argparse.Namespace) -> int:
 
 
 def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
-    """Measure the numbers of processes or actors of the option `counted`, and recommend one."""
+    """Measure the numbers of processes or actors given by the option `counted`, and recommend one."""
     from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
 
     key, fixed = counted[0], [*args.settings]
@@ -257,7 +257,7 @@ def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]
 
 
 def measure(args: argparse.Namespace, title: str, overrides: list[str], processes: int | None = None) -> Measurement:
-    """Measure a training with these overrides with this many torchrun processes (None: without torchrun)."""
+    """Measure a training with these overrides and this number of torchrun processes (None: without torchrun)."""
     from gpusim_rl.diagnose.short_training import measure_training
 
     if not args.json:
@@ -268,7 +268,7 @@ def measure(args: argparse.Namespace, title: str, overrides: list[str], processe
 
 
 def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
-    """Return the table row of a number of envs."""
+    """Return the table row for a number of envs."""
     from gpusim_rl.diagnose.scaling import percent, speeds
     from gpusim_rl.run.phases import PHASES
 
@@ -285,7 +285,7 @@ def envs_row(device: str, num_envs: int, point: Measurement) -> dict[str, str]:
 
 
 def parallel_row(unit: str, count: int, point: Measurement, efficiency: float | None) -> dict[str, str]:
-    """Return the table row of a number of processes or actors."""
+    """Return the table row for a number of processes or actors."""
     from gpusim_rl.diagnose.scaling import percent, speeds
 
     return {

@@ -3,7 +3,7 @@
 gpusim-rl export Ant                                     the last checkpoint of the latest Ant run
 gpusim-rl export runs/Ant/2026-01-31_12-00-00            this run
 gpusim-rl export Ant --out ant_policy --no-int8          to this folder, without 8-bit weights
-gpusim-rl export Go1Velocity --order unitree             with joints in the order of the vendor's SDK
+gpusim-rl export Go1Velocity --order unitree             with joints in the vendor SDK's order
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("export", __doc__)
     parser.option("run")
     parser.option("--out", "a folder", note="export/ in the run folder")
-    parser.option("--no-int8", "write no ONNX file with 8-bit weights", "Output", action="store_true")
-    parser.option("--order", "order of joints in all files", "Output", "the scene's", choices=["unitree"])
+    parser.option("--no-int8", "skip the ONNX file with 8-bit weights", "Output", action="store_true")
+    parser.option("--order", "joint order in all files", "Output", "the scene's", choices=["unitree"])
     parser.options("--overwrite", "--trust", "--config-dir")
     return parser.parse_args(argv)
 
@@ -62,11 +62,11 @@ def summary(card: dict) -> list[str]:
     errors = ", ".join(f"{name} {row['max_error']:.2g}" for name, row in parity["files"].items())
     times = ", ".join(f"{name} {value:.0f}" for name, value in latency["median"].items())
     lines = [
-        f"max error on {parity['observations']:,} random observations, relative where above 1: {errors}",
+        f"max error on {parity['observations']:,} random observations (relative for values above 1): {errors}",
         f"one action on one thread, median of {latency['calls']:,} calls [us]: {times}",
     ]
     if borders := max((row["borders"] for row in parity["files"].values()), default=0):
-        lines.append(f"excluded: {borders} observations at the border between two choices")
+        lines.append(f"excluded: {borders} observations on the border between two choices")
     return lines
 
 

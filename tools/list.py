@@ -1,8 +1,8 @@
 """List all tasks with sizes and best results.
 
 gpusim-rl list                       all tasks; a narrow terminal shows the first columns
-gpusim-rl list -cd my_cfg            also those of your folder
-gpusim-rl list --json --no-sizes     for programs, in a second
+gpusim-rl list -cd my_cfg            including the tasks in your folder
+gpusim-rl list --json --no-sizes     for programs, in about a second
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         ("best result", "the threshold with time and hardware, or the final return"),
     ]
     parser.options("--json", "--config-dir")
-    parser.option("--no-sizes", "skip sizes, which need a build of each task (seconds)", "Output", action="store_true")
+    parser.option("--no-sizes", "skip sizes, which require building each task (seconds)", "Output", action="store_true")
     return parser.parse_args(argv)
 
 
@@ -50,7 +50,7 @@ def list_tasks(args: argparse.Namespace) -> None:
     rows, outcomes = [], learned()
     for entry in tasks(args.config_dir).values():
         if entry.problem:  # one broken task must not hide the others
-            warn(f"left out {entry.name}: {entry.problem}")
+            warn(f"skipped {entry.name}: {entry.problem}")
             continue
         row: dict[str, Any] = {"name": entry.name, "description": entry.description, "source": entry.source}
         row |= {"file": str(entry.file), "recipes": recipes(entry.name, args.config_dir)}

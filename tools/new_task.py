@@ -1,9 +1,9 @@
-"""Write the .py and the .yaml of a new task.
+"""Write the .py and .yaml files of a new task.
 
-gpusim-rl new-task Reach                                 with a small arm, which is written too
+gpusim-rl new-task Reach                                 with a small example arm
 gpusim-rl new-task Reach --urdf robots/arm.urdf          with your robot
 gpusim-rl new-task Trot --mjcf robots/dog.xml --velocity    a robot that tracks commanded velocities
-gpusim-rl new-task MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml    import of a task
+gpusim-rl new-task MyAnt --from-isaacgymenvs isaacgymenvs/cfg/task/Ant.yaml    import a task
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("templates")
 ARM = TEMPLATES / "arm.xml"
-DOING = {False: "bring the joints to random targets.", True: "walk forward, and stay upright."}  # by `RobotFacts.free`
+DOING = {False: "move the joints to random targets.", True: "walk forward and stay upright."}  # by `RobotFacts.free`
 NEEDS = {"feet": ("velocity",), "packages": ("urdf",), "velocity": ("urdf", "mjcf")}
-"""Flags that need one of others."""
+"""Flags that need one of several others."""
 OBSOLETE = re.compile(r"unrecognized attribute: '(\w+)'\s*Element '(\w+)'")
-NOISE = 0.1  # rad or m, of joints at the start
-NARROW = 0.15  # rad, of a leg's joint: a file with less may mean radians where MuJoCo reads degrees
+NOISE = 0.1  # of joints at the start [rad or m]
+NARROW = 0.15  # range of a leg joint [rad]; a smaller one suggests radians that MuJoCo reads as degrees
 
 
 @dataclass
@@ -59,12 +59,12 @@ class Draft:
 
     name: str  # name of the task and its class
     folder: Path  # parent of my_tasks and my_cfg
-    robot: str = ""  # its file, or a robot of MuJoCo Menagerie
+    robot: str = ""  # robot file, or a robot of MuJoCo Menagerie
     free_base: bool | None = None  # whether the first body gets a free joint; None = as the file has it
     packages: dict[str, Path] = field(default_factory=dict)  # folders of ROS packages
-    common: dict[str, Any] = field(default_factory=dict)  # given settings that every task has
-    values: dict[str, tuple[Any, str]] = field(default_factory=dict)  # the task's own, each with a comment
-    values_of: str = ""  # name of the file that gave them
+    common: dict[str, Any] = field(default_factory=dict)  # given settings that all tasks share
+    values: dict[str, tuple[Any, str]] = field(default_factory=dict)  # task-specific settings, each with a comment
+    values_of: str = ""  # name of their source file
     gains: dict[str, float] = field(default_factory=dict)  # given `stiffness` and `damping` of all drives
     pose: dict[str, float] = field(default_factory=dict)  # given joint positions at the start [rad or m]
     height: float | None = None  # given height of the first body at the start [m]
@@ -75,17 +75,17 @@ class Draft:
 
     @property
     def module(self) -> str:
-        """Name of the py file, such as ball_on_plate for `BallOnPlate`."""
+        """Name of the Python file, such as ball_on_plate for `BallOnPlate`."""
         return snake_case(self.name)
 
     @property
     def from_menagerie(self) -> bool:
-        """True if the robot is a name of MuJoCo Menagerie."""
+        """True if the robot comes from MuJoCo Menagerie."""
         return self.robot.startswith("menagerie:")
 
     @property
     def fixed_base(self) -> bool | None:
-        """Argument of `Scene.add`."""
+        """Argument for `Scene.add`."""
         return None if self.free_base is None else not self.free_base
 
 
@@ -113,11 +113,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def new_task(args: argparse.Namespace) -> list[str]:
-    """Write all files or none; return the lines for the user."""
+    """Write all files or none; return the lines to print."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", args.name):
         raise ConfigError(key="name", expected="a class name of letters and digits", got=args.name, hint="Try Reach")
     if args.name in tasks():
-        raise ConfigError(f"task {args.name!r} exists already", hint=f"Try My{args.name}")
+        raise ConfigError(f"task {args.name!r} already exists", hint=f"Try My{args.name}")
     if not args.out.is_dir():
         raise ConfigError("no such folder", key=f"--out {args.out}")
     for flag, others in NEEDS.items():
@@ -145,7 +145,7 @@ def new_task(args: argparse.Namespace) -> list[str]:
     files[draft.folder / "my_cfg" / "task" / f"{draft.name}.yaml"] = texts[1]
     for file in files:
         if file.exists() and not args.overwrite:
-            raise ConfigError("exists already", key=str(file), hint="Try another name, or --overwrite")
+            raise ConfigError("already exists", key=str(file), hint="Try another name, or --overwrite")
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary:
@@ -161,32 +161,32 @@ def new_task(args: argparse.Namespace) -> list[str]:
 
 
 def tool(name: str, folder: Path) -> str:
-    """Return one of our scripts as the user types it in a folder."""
+    """Return the path of one of our scripts as typed in `folder`."""
     file = paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"
     near = file.is_relative_to(folder.resolve())
     return shlex.quote(str(file.relative_to(folder.resolve()) if near else file))
 
 
 def take_settings(draft: Draft, file: Path) -> None:
-    """Read the yaml of a task of IsaacGymEnvs, the PPO settings next to it, and the path of its robot.
+    """Read an IsaacGymEnvs task's yaml, the PPO settings next to it, and the path of the robot.
 
     Raises:
-        ConfigError: The file is no such yaml, or does not name the robot.
+        ConfigError: The file is not such a yaml, or does not name the robot.
     """
     theirs = isaacgymenvs.read_settings(file)
     if not isinstance(theirs.get("env"), dict):
         hint = "Try isaacgymenvs/cfg/task/Ant.yaml"
-        raise ConfigError("not a task of IsaacGymEnvs: it has no 'env'", key=str(file), hint=hint)
+        raise ConfigError("not an IsaacGymEnvs task: no section 'env'", key=str(file), hint=hint)
     name = str(theirs.get("name", file.stem))
     code = isaacgymenvs.read_code(file, name)
-    for other in re.findall(r"""["']task/(\w+)\.yaml["']""", "".join(code)):  # Factory's classes read these as they run
+    for other in re.findall(r"""["']task/(\w+)\.yaml["']""", "".join(code)):  # Factory's classes read these at run time
         if other != file.stem and (base := file.parent / f"{other}.yaml").is_file():
             theirs = merge(isaacgymenvs.read_settings(base), theirs)
     physics = section(theirs, "sim")
     others = {key: value for key, value in theirs.items() if key not in isaacgymenvs.SECTIONS}
     env = isaacgymenvs.snake_keys(others | section(theirs, "env"))
     if "num_envs" not in env:
-        draft.notes.append(f"{file.name} has no numEnvs: it is a base of other tasks")
+        draft.notes.append(f"{file.name} has no numEnvs: it is a base for other tasks")
     draft.values_of, ignored = file.name, [key for key in ("viewer",) if key in theirs or key in env]
     draft.common = isaacgymenvs.read_rates(env, physics, str(file))
     ignored += [f"sim.{key}" for key in physics if key not in ("dt", "substeps")]
@@ -214,10 +214,10 @@ def take_settings(draft: Draft, file: Path) -> None:
 
 
 def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -> list[str]:
-    """Find the robot's file and whether its base is free; return the ignored settings of assets.
+    """Find the robot's file and whether the base is free; return ignored asset settings.
 
     Raises:
-        ConfigError: The yaml does not name the robot, or it is not among their assets.
+        ConfigError: The yaml does not name the robot, or the robot is not among the assets.
     """
     assets = section(env, "asset") | section(env, "urdf_asset")
     files = {key: value for key, value in assets.items() if str(value).endswith((".urdf", ".xml"))}
@@ -231,7 +231,7 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -
         draft.robot = str(found[moving[0]])
         if key is None:
             name = found[moving[0]].name
-            draft.notes.append(f"the robot is {name}, from IsaacGymEnvs' code; the yaml names none")
+            draft.notes.append(f"the robot is {name}, from IsaacGymEnvs' code; the yaml does not name one")
     fixed = assets.get("fix_base_link")
     if draft.free_base is None and not draft.robot.endswith(".xml"):
         word = isaacgymenvs.camel_case(key) if key is not None else (moving or named or [""])[0]
@@ -245,11 +245,11 @@ def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -
 
 def no_robot(file: Path, named: list[str], code: list[str]) -> ConfigError:
     """Build the error for a yaml that names no usable robot."""
-    hint = f"It names {named[0]}, which is not among IsaacGymEnvs' assets. " if named else ""
+    hint = f"The task names {named[0]}, which is not among IsaacGymEnvs' assets. " if named else ""
     if named and re.search(rf"\.write\(\s*[\"']{re.escape(named[0])}[\"']", "\n".join(code)):
-        hint += "Their code writes that file: run it once. "
+        hint += "IsaacGymEnvs' code writes that file: run it once. "
     ours = f", or our task={file.stem}" if file.stem in tasks() else ""
-    return ConfigError("no robot file is named", key=str(file), hint=f"{hint}Try --urdf or --mjcf{ours}")
+    return ConfigError("no robot file found", key=str(file), hint=f"{hint}Try --urdf or --mjcf{ours}")
 
 
 def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
@@ -259,7 +259,7 @@ def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
         draft.random["randomize"] = task["randomize"]
     params = without_references(section(task, "randomization_params"), "task.randomization_params", ignored)
     adr = section(task, "adr")
-    for key in section(adr, "params") if adr.get("use_adr") is True else ():  # it begins with other ranges
+    for key in section(adr, "params") if adr.get("use_adr") is True else ():  # ADR starts with other ranges
         grown = section(adr["params"], key)
         above, _, leaf = str(grown.get("range_path")).rpartition(".")
         if leaf == "range" and isinstance(node := look_up(params, above), dict):
@@ -274,7 +274,7 @@ def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
 
 
 def fit_randomization(draft: Draft, scene: Scene) -> None:
-    """Drop randomisation that MuJoCo or the robot lacks, with a note."""
+    """Drop randomisation that MuJoCo or the robot does not support, with a note."""
     import torch
 
     from gpusim_rl.env.randomize import Randomizer
@@ -285,7 +285,7 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
     sim = make_sim(scene, choose_sim("mujoco", torch.device("cpu")), 1, cfg)
 
     def possible(params: dict[str, Any]) -> bool:
-        logging.disable(logging.WARNING)  # of what has no effect, as in IsaacGym
+        logging.disable(logging.WARNING)  # about settings without effect, as in IsaacGym
         try:
             Randomizer(params, sim, num_actions=1, dt=0.01, clip_actions=1.0, seed=0)
         except (ConfigError, TaskError):
@@ -304,7 +304,7 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
         else:
             left.append(".".join(path))
     if left:
-        draft.notes.append(f"not randomised, absent in MuJoCo or the robot: {', '.join(left)}")
+        draft.notes.append(f"not randomised, not supported by MuJoCo or the robot: {', '.join(left)}")
     if draft.random.get("randomize") and not possible(kept):
         draft.random["randomize"] = False
         draft.notes.append("task.randomize is false: nothing can be randomised")
@@ -313,7 +313,7 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
 
 
 def take_ppo(draft: Draft, file: Path, name: str) -> None:
-    """Read the PPO settings next to the yaml of a task, or those of the task that it extends."""
+    """Read the PPO settings next to a task's yaml, or of the task that it extends."""
     from gpusim_rl.settings.compose import compose
 
     folder = file.parent.parent / "train"
@@ -354,7 +354,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
         return True
 
     def ignored(values: dict[str, Any], above: str = "") -> list[str]:
-        """Return ignored paths; a section stands for its content if nothing of it is taken."""
+        """Return ignored paths; a section represents its content if all of it is ignored."""
         found = []
         for key, value in values.items():
             path = f"{above}{key}"
@@ -375,7 +375,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
 
 
 def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
-    """Return the robot as MJCF with its meshes and pictures, to be written next to the task."""
+    """Return the robot as MJCF with meshes and textures, to write next to the task."""
     from gpusim_rl.export.scene_file import SCENE, write_scene
     from gpusim_rl.sim.robot_file import read_robot
 
@@ -387,12 +387,12 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
     for one, two in sorted(robot.inside):
         spec.add_exclude(bodyname1=one, bodyname2=two)
     body_of = {geom.name: geom.parent.name for geom in spec.geoms}
-    for pair in list(spec.pairs):  # which an exclude does not reach
+    for pair in list(spec.pairs):  # excludes do not affect pairs
         if {body_of.get(pair.geomname1), body_of.get(pair.geomname2)} in [{*each} for each in robot.inside]:
             spec.delete(pair)
     if robot.inside:
         count = len(robot.inside)
-        draft.notes.append(f"{count} pairs of the robot's bodies overlap at the start: they do not collide")
+        draft.notes.append(f"{count} pairs of the robot's bodies overlap at the start: they will not collide")
     folder, name = draft.folder / "my_tasks" / "assets" / draft.module, f"{draft.module}.xml"
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -400,7 +400,7 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
         except ConfigError as error:
             draft.notes.append(f"the robot was not copied: {error}")
             return {}
-        draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # the copy has all that
+        draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # all in the copy
         return {
             folder / (name if path.name == SCENE else path.relative_to(scratch)): path.read_bytes()
             for path in sorted(Path(scratch).rglob("*"))
@@ -414,24 +414,24 @@ class RobotFacts:
 
     free: bool  # whether its base is free
     joints: list[str]
-    unit: str  # unit of their positions
-    driven: list[str]  # the joint of each actuator, or all joints where an actuator is not of a joint
-    servos: bool  # whether every control is a position of its joint
+    unit: str  # unit of joint positions
+    driven: list[str]  # the joint of each actuator, or all joints if an actuator drives no joint
+    servos: bool  # whether every control is a joint position target
     actuators: int
-    gains: dict[str, tuple[float, float]]  # of `driven` as patterns; empty if the file has actuators
+    gains: dict[str, tuple[float, float]]  # stiffness, damping by pattern of `driven`; empty if the file has actuators
     has_ground: bool
-    keyframe: bool  # whether the file has one called `home`
+    keyframe: bool  # whether the file has the keyframe `home`
     height: float  # height of the first body in the world [m]
-    lift: float  # how much higher the robot must be so that it is above the ground [m]
-    inside: list[tuple[str, str]]  # bodies that are in each other at the start
+    lift: float  # height to add to put the robot above the ground [m]
+    inside: list[tuple[str, str]]  # pairs of bodies that overlap at the start
     physics_hz: float | int
 
 
 def load_robot(draft: Draft, source: str) -> RobotFacts:
-    """Load the robot from its file, or a robot of MuJoCo Menagerie.
+    """Load the robot from a file or MuJoCo Menagerie.
 
     Raises:
-        TaskError: The scene cannot take it, or nothing can drive it.
+        TaskError: The scene cannot load the robot, or no joint can be driven.
     """
     import mujoco
 
@@ -443,7 +443,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
     if not draft.from_menagerie and source.endswith(".xml"):
         spec = read_spec(source, draft.notes if draft.values_of else None)
         if lacking := add_missing_materials(spec) if draft.values_of else []:
-            draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}: they are white here")
+            draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}; they are white here")
     if spec is not None and not 1e-6 <= spec.option.timestep <= 1.0:
         raise TaskError(key=f"{draft.robot}: timestep", expected="1e-6 to 1 s", got=spec.option.timestep)
     physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
@@ -475,7 +475,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
         lift = max(lift, round(draft.height - float(data.xpos[bodies[0], 2]), 4))
     height = float(data.xpos[bodies[0], 2]) + lift
     if not free and draft.free_base is None and is_urdf(Path(source)):
-        draft.notes.append("the robot's base is fixed, as URDF has no free joints; change it with --free-base")
+        draft.notes.append("the robot's base is fixed, because URDF has no free joints; change it with --free-base")
     of_joint = [
         model.actuator_trnid[a, 0]
         for a in range(model.nactuator)
@@ -490,8 +490,8 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
             guess = usual_gains(model, data, i, height if free else None)
             gains[escape(names[i])] = draft.gains.get("stiffness", guess[0]), draft.gains.get("damping", guess[1])
     if not driven and not moving:
-        raise TaskError("the robot has no joint that a drive could move", key=draft.robot)
-    one_each = len(driven) >= model.nu  # every actuator is of a joint
+        raise TaskError("the robot has no joint that an actuator could move", key=draft.robot)
+    one_each = len(driven) >= model.nu  # every actuator drives a joint
     servos = one_each and all(
         model.actuator_biastype[a] == mujoco.mjtBias.mjBIAS_AFFINE.value
         and model.actuator_biasprm[a, 1] == -model.actuator_gainprm[a, 0] != 0
@@ -522,7 +522,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
 
 
 def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
-    """Read an MJCF file; its error is one line. With `notes`, attributes that MuJoCo no longer has are left out."""
+    """Read an MJCF file, with one-line errors. With `notes`, drop attributes that MuJoCo no longer supports."""
     from gpusim_rl.sim.robot_file import one_line
     from gpusim_rl.sim.robot_xml import read_mjcf
 
@@ -535,7 +535,7 @@ def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
 
 
 def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
-    """Read an MJCF file of an older MuJoCo, and the files next to it that it includes."""
+    """Read an MJCF file for an older MuJoCo, and the files that it includes."""
     import mujoco
 
     from gpusim_rl.sim.robot_file import one_line
@@ -552,16 +552,16 @@ def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
             if (found := OBSOLETE.search(str(error))) is None:
                 raise TaskError(one_line(error), key=str(file)) from None
             attribute, element = found.groups()
-            notes.append(f"{file}: removed {attribute!r} of <{element}>, which MuJoCo no longer has")
+            notes.append(f"{file}: removed {attribute!r} of <{element}>, which MuJoCo dropped")
             pattern = rf"(<{element}\b[^<>]*?)\s{attribute}\s*=\s*(\"[^\"]*\"|'[^']*')".encode()
             texts = {name: re.sub(pattern, rb"\1", text) for name, text in texts.items()}
         else:
             return spec
-    raise TaskError("more than 20 attributes that MuJoCo does not have", key=str(file))
+    raise TaskError("more than 20 attributes that MuJoCo does not support", key=str(file))
 
 
 def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
-    """Add materials that shapes name and the file lacks (IsaacGym ignores them); return their names."""
+    """Add materials that geoms reference but the file lacks (IsaacGym ignores them); return their names."""
     lacking = {geom.material: None for geom in spec.geoms if geom.material and spec.material(geom.material) is None}
     for name in lacking:
         spec.add_material(name=name)
@@ -571,7 +571,7 @@ def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
 def start_poses(
     model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]
 ) -> tuple[float, set[tuple[int, int]]]:
-    """Try possible starts.
+    """Sample start poses.
 
     Returns:
         Height of the robot's lowest point [m], 0 without geoms, and the pairs of its bodies that overlap.
@@ -585,7 +585,7 @@ def start_poses(
     limits = np.where(model.jnt_limited[joints], model.jnt_range[joints].T, [[-math.inf], [math.inf]])
     for trial in range(256):
         noise = random.uniform(-1, 1, len(addresses))
-        corner = trial >= 64  # there two bodies are deepest in each other
+        corner = trial >= 64  # where bodies overlap most
         noise = NOISE * (np.sign(noise) if corner else noise)
         data.qpos[addresses] = np.clip(pose[addresses] + noise, *limits)
         mujoco.mj_fwdPosition(model, data)
@@ -602,11 +602,11 @@ def start_poses(
 
 
 def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: float | None) -> tuple[float, float]:
-    """Return stiffness and damping that hold the robot up: a first guess.
+    """Guess the stiffness and damping that hold the robot up.
 
-    On a fixed base a joint answers at 3 Hz, critically damped, and sinks by at most 0.1 rad (1 cm of a slide) under the
-    load on it. Legs carry the robot: with 1.2 of its weight times its height a quadruped stands still, with half of
-    that it tips over.
+    On a fixed base, a joint responds at 3 Hz, critically damped, and sags by at most 0.1 rad (1 cm for a slide joint)
+    under its load. Legs carry the robot: with a stiffness of 1.2 x weight x height, a quadruped stands still; with
+    half of that, it tips over.
     """
     import mujoco
     import numpy as np
@@ -627,16 +627,16 @@ def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: 
 
 def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
     """Return the task's own settings, each with a comment."""
-    values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, of the joints at the start")}
+    values: dict[str, tuple[Any, str]] = {"start_noise": (NOISE, "rad or m, joint noise at the start")}
     if robot.free:
-        values["speed"] = (1.0, "m/s, of which the reward sees no more")
+        values["speed"] = (1.0, "m/s, maximum rewarded velocity")
         values["alive_reward"] = (0.5, "per step")
-        values["least_height"] = (rounded(0.5 * robot.height), "m, of the first body; lower ends the episode")
-        values["least_upright"] = (0.5, "cosine of its tilt; less ends the episode")
+        values["least_height"] = (rounded(0.5 * robot.height), "m, minimum height of the first body")
+        values["least_upright"] = (0.5, "minimum cosine of its tilt")
         if robot.servos:
-            values["reach"] = (0.5, "rad or m, between the joints' start and their targets at action 1")
+            values["reach"] = (0.5, "rad or m, from the joints' start to their targets at action 1")
     else:
-        values["reach"] = (1.0, "rad or m, between the joints' start and their targets; at most half their range")
+        values["reach"] = (1.0, "rad or m, maximum distance of targets from the start; at most half the joint range")
     values["action_cost"] = (0.01, "x mean squared action")
     control = draft.values.get("control", ({}, ""))[0]
     if robot.servos and is_number(scale := look_up(control, "action_scale")):
@@ -649,14 +649,14 @@ def own_settings(draft: Draft, robot: RobotFacts) -> dict[str, tuple[Any, str]]:
         values["damping"] = ({joint: gains[1] for joint, gains in robot.gains.items()}, "N m s/rad or N s/m")
     theirs = {key: value for key, value in draft.values.items() if key not in values and value[0] != {}}
     if unused := [key for key in theirs if key != "default_joint_angles"]:
-        draft.notes.insert(0, f"from {draft.values_of}, in the yaml, unused by the class so far: {', '.join(unused)}")
+        draft.notes.insert(0, f"copied from {draft.values_of}, not yet used by the class: {', '.join(unused)}")
     if doubles := [key for key in draft.values if key in values]:
-        draft.notes.append(f"ignored in {draft.values_of}, as the class has its own: {', '.join(doubles)}")
+        draft.notes.append(f"ignored in {draft.values_of}, already defined by the class: {', '.join(doubles)}")
     return values | theirs
 
 
 def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, str]]) -> str:
-    """Return the content of the py file."""
+    """Return the content of the Python file."""
     if robot.gains and len(draft.gains) < 2:
         draft.notes.append("the robot has no actuators: the yaml adds position drives; tune their gains")
     items = [f"{literal(name)}: {from_task(draft, folder)}" for name, folder in draft.packages.items()]
@@ -667,14 +667,14 @@ def class_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, 
 
 
 def robot_place(draft: Draft) -> str:
-    """Return the expression that is the robot's file."""
+    """Return the Python expression for the robot's file."""
     if draft.from_menagerie:
         return literal(draft.robot)
     return from_task(draft, Path(draft.robot))
 
 
 def from_task(draft: Draft, path: Path) -> str:
-    """Return the expression of a path that is relative to the py file."""
+    """Return the Python expression for a path relative to the Python file."""
     relative = os.path.relpath(path.resolve(), (draft.folder / "my_tasks").resolve())
     return f"Path(__file__).parent / {literal(Path(relative).as_posix())}"
 
@@ -691,7 +691,7 @@ def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, s
 
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
-    """Return the py file and the yaml of a robot that tracks commanded velocities."""
+    """Return the Python file and the yaml for a robot that tracks commanded velocities."""
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.keyframe import usable
     from gpusim_rl.sim.mirror_image import MirrorImage
@@ -701,7 +701,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     urdf = not draft.from_menagerie and is_urdf(Path(draft.robot))
     free = draft.free_base or urdf  # URDF has no free joints
     if urdf and not draft.free_base:
-        draft.notes.append("the robot's base is free, as with --free-base: a walking robot needs it")
+        draft.notes.append("the robot's base is free, as with --free-base, which walking needs")
     if not urdf and not draft.from_menagerie:
         spec = read_spec(draft.robot)
         keys, degrees = [key.name for key in spec.keys if key.name], bool(spec.compiler.degree)
@@ -761,7 +761,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
 
 
 def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
-    """Read a legged robot; warn of legs that hardly turn if the file's angles are degrees."""
+    """Read a legged robot; warn about nearly fixed leg joints if the file's angles are degrees."""
     import mujoco
 
     from gpusim_rl.sim.legged import read_legged
@@ -770,7 +770,7 @@ def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
     for i in bodies.values():  # parents come first
         moving = int(model.body_weldid[i])
         above = limbs.get(int(model.body_parentid[moving]))
-        limbs[i] = [] if above is None else [*above, moving]  # what moves between the root and the body
+        limbs[i] = [] if above is None else [*above, moving]  # moving bodies from the root to the body
     inner = {i for limb in limbs.values() for i in limb[:-1]}
     ends = [body for body, i in bodies.items() if i in limbs[i] and i not in inner]
     if len(ends) < 2:
@@ -790,7 +790,7 @@ def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
     ]
     if degrees and narrow:
         fix = 'if these are radians, add <compiler angle="radian"/> to the file'
-        warn(f"{len(narrow)} joints of legs hardly turn: {narrow[0]}; {fix}")
+        warn(f"{len(narrow)} leg joints have a tiny range: {narrow[0]}; {fix}")
     return robot
 
 

@@ -1,6 +1,6 @@
 """Watch a run in a window or in a browser.
 
-gpusim-rl play Ant                                       the latest Ant run, also while it trains
+gpusim-rl play Ant                                       the latest Ant run, even while it trains
 gpusim-rl play Ant --viewer web --port 8090              in a browser, with controls
 gpusim-rl play Ant --viewer none                         without a window: print the mean reward
 gpusim-rl play --replay runs/Ant/latest/diverged.pt      how the first env diverged
@@ -57,7 +57,7 @@ def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
     parser.options("--host", "--port", "--policy")
     parser.option("--num-envs", note=f"{WEB_ENVS} in a browser, {HEADLESS_ENVS} with --viewer none, else 1")
     parser.option("--steps", note="no limit; 1000 with --viewer none")
-    parser.option("--sim", note="mujoco; newton for a run that was trained on it")
+    parser.option("--sim", note="mujoco; newton for a run trained on it")
     parser.options("--trust", "--config-dir")
     args = parser.parse_args(argv)
     if (args.run is None) == (args.replay is None):
@@ -72,7 +72,7 @@ def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
 
 
 def play(args: argparse.Namespace) -> None:
-    """Step the run in a window, in a browser, or without either."""
+    """Show the run in a window or a browser, or step it without a viewer."""
     if args.viewer != "none" and args.run is not None and args.policy == "trained":
         find_checkpoint(args.run)  # report a missing run first
     if args.viewer == "native" and not has_display():
@@ -163,7 +163,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
             if not paused:
                 step = player.step()
                 done += 1
-                if isinstance(step, str):  # of a replay
+                if isinstance(step, str):  # from a replay
                     say(step)
                 pose = sim.poses[0]
                 if pose.isfinite().all():
@@ -173,7 +173,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
             viewer.sync()
             follow()
             now = time.perf_counter()
-            # Real time; where the machine is too slow for it, slower, without a rush to catch up.
+            # On a slow machine, fall behind without catching up later.
             due = max(due + dt, now)
             time.sleep(due - now)
 
@@ -194,7 +194,7 @@ def follower(player: Player) -> Callable[[], None]:
 
 @contextmanager
 def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], None]) -> Iterator[Any]:
-    """Open MuJoCo's viewer, drawn by its own thread."""
+    """Open MuJoCo's viewer, which draws in its own thread."""
     import glfw
     import mujoco.viewer
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from gpusim_rl.view.curves import Curve, SavedCurves
 
 X_COLUMNS = {"env_steps": "env_steps", "time": "time/elapsed_s"}
-FAR = 2.0  # heights of the picture within which the threshold is drawn
-LABEL_WIDTH = 100  # characters of the legend on one row
+FAR = 2.0  # maximum distance of a drawn threshold from the curves [plot heights]
+LABEL_WIDTH = 100  # characters per legend row
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,13 +47,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("runs")
     parser.option("--key", "column of metrics.csv", "Curves", default="episode/return")
     parser.option("--x", "horizontal axis", "Curves", choices=list(X_COLUMNS), default="env_steps")
-    parser.option("--out", ".png, .svg or .pdf", note="in the run folder, or here for several runs")
+    parser.option("--out", ".png, .svg or .pdf", note="in the run folder; in the current one for several runs")
     parser.options("--overwrite", "--config-dir")
     return parser.parse_args(argv)
 
 
 def plot(args: argparse.Namespace) -> Path:
-    """Draw the picture and return its file."""
+    """Draw the plot and return its path."""
     from gpusim_rl.view.curves import grouped, run_folders
 
     import_extra("matplotlib", "view", "plot")
@@ -71,7 +71,7 @@ def plot(args: argparse.Namespace) -> Path:
 
 
 def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figure:
-    """Return the picture: a line for each group of runs, with titles and last values below."""
+    """Return the figure: a line for each group of runs, with titles and last values below."""
     from matplotlib.figure import Figure
 
     from gpusim_rl.view.charts import time_unit, visible_range
@@ -89,7 +89,7 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
         words = [title.removeprefix(tasks[0]).strip() if len(tasks) == 1 else title, count(runs) or "1 run"]
         rows += draw_group(axes, [Curve(curve.x / scale, curve.y) for curve in group], words, unit, common)
     rows += draw_threshold(axes, groups, key)
-    x_label = f"time of training [{unit}]" if x_axis == "time" else "env steps (control steps of all envs together)"
+    x_label = f"training time [{unit}]" if x_axis == "time" else "env steps (control steps summed over envs)"
     axes.set(xlabel=x_label, ylabel=in_words(key), title=", ".join(tasks))
     axes.set_ylim(*visible_range(*axes.get_ylim()))
     for axis in (axes.xaxis, axes.yaxis):
@@ -102,7 +102,7 @@ def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figu
 
 
 def tick(axis: Axis, value: float, _: object) -> str:
-    """Format a tick; 0 may come with a rounding error."""
+    """Format a tick, rounding tiny values to 0."""
     from gpusim_rl.view.charts import short
 
     low, high = axis.get_view_interval()
@@ -110,9 +110,9 @@ def tick(axis: Axis, value: float, _: object) -> str:
 
 
 def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: str, common: float | None) -> int:
-    """Draw runs and their mean; return the rows of the legend.
+    """Draw runs and their mean; return the number of legend rows.
 
-    Groups are compared at `common` too, the x that all of them have reached.
+    Groups are also compared at `common`, the last x that all of them have reached.
     """
     import numpy as np
 
@@ -125,18 +125,18 @@ def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: 
         label.append(f"{mean[-1]:,.4g}{spread} at {short(x[-1], 3)} {unit}")
         axes.plot(x[-1], mean[-1], "o", color=line.get_color(), markersize=4)
         if common is not None and x[0] <= common < x[-1]:
-            label.append(f"{np.interp(common, x, mean):,.4g} at {short(common, 3)} {unit}, which all have")
+            label.append(f"{np.interp(common, x, mean):,.4g} at {short(common, 3)} {unit}, reached by all")
         if any(curve.x[-1] > x[-1] for curve in curves):
-            label.append("where the shortest ends; thin: single runs")
+            label.append("where the shortest ends; thin: individual runs")
     else:
-        label.append("no mean: nothing in common")
+        label.append("no mean: no common range")
     text = textwrap.fill(", ".join(label), LABEL_WIDTH)
-    line.set_label(f" {text}" if text.startswith("_") else text)  # matplotlib leaves out what begins with a _
+    line.set_label(f" {text}" if text.startswith("_") else text)  # matplotlib hides labels that start with _
     return 1 + text.count("\n")
 
 
 def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str) -> int:
-    """Draw the learning threshold if all runs share one for this column; return its legend rows."""
+    """Draw the learning threshold if all runs share one for this column; return the number of legend rows."""
     goal = groups[0][0].goal
     if goal is None or goal.column != key or any(runs[0].goal != goal for runs in groups):
         return 0
@@ -146,12 +146,12 @@ def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str
     if low - margin <= goal.threshold <= high + margin:
         axes.axhline(goal.threshold, color="0.4", linewidth=1.0, linestyle="--", label=label)
     else:
-        axes.plot([], [], " ", label=f"{label}, outside of the picture")
+        axes.plot([], [], " ", label=f"{label}, outside the plot")
     return 1
 
 
 def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:
-    """Return the runs; among several, those without a value of the column yet are left out."""
+    """Read the runs, skipping those without values in the column; raise ConfigError if none has any."""
     from gpusim_rl.view.curves import read_run
 
     runs = []

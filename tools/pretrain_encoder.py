@@ -1,8 +1,8 @@
 """Pretrain an image encoder for a task.
 
 gpusim-rl pretrain-encoder CartpoleCamera                images under random actions
-gpusim-rl pretrain-encoder CartpoleCamera task.width=64  with settings of the task
-gpusim-rl pretrain-encoder runs/CartpoleCamera/latest --policy trained     images that this run sees
+gpusim-rl pretrain-encoder CartpoleCamera task.width=64  with task settings
+gpusim-rl pretrain-encoder runs/CartpoleCamera/latest --policy trained     images that this run's policy sees
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = 10  # one frame in 10 is held out
 BEGIN = 2048  # frames for the initial statistics
-SHOWN = 6  # columns of the picture
-SCALE = 3  # enlargement of its pixels
+SHOWN = 6  # columns of the output image
+SCALE = 3  # magnification of the output image
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,21 +52,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("run", "or a task without a run, with --policy random")
     parser.option("settings")
     parser.option("--kind", "network", "Training", choices=["spatial", "nature", "impala"], default="spatial")
-    parser.option("--latents", "features of an image", "Training", type=positive, default=16)
-    parser.option("--beta", "weight of the divergence", "Training", type=number(float, 0), default=1.0)
+    parser.option("--latents", "features per image", "Training", type=positive, default=16)
+    parser.option("--beta", "weight of the KL divergence", "Training", type=number(float, 0), default=1.0)
     parser.option("--frames", "frames to train on", "Training", type=positive, default=20_000)
     parser.option("--epochs", "passes over the frames", "Training", type=positive, default=20)
-    parser.option("--batch-size", "frames in a minibatch", "Training", type=positive, default=128)
+    parser.option("--batch-size", "frames per minibatch", "Training", type=positive, default=128)
     parser.option("--learning-rate", "step size of Adam", "Training", type=number(float, 0), default=2e-3)
     parser.option("--policy", choices=["random", "trained"], default="random")
     parser.options("--num-envs", "--seed", "--device", num_envs=64)
-    parser.option("--out", ".pt", note="TASK.encoder.pt, here")
+    parser.option("--out", ".pt", note="TASK.encoder.pt in the current folder")
     parser.options("--overwrite", "--trust", "--config-dir")
     return parser.parse_intermixed_args(argv)
 
 
 def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
-    """Train an autoencoder for each group of images; return the file of their encoders."""
+    """Train an autoencoder for each group of images; return the path of the encoder file."""
     check_out(args.out, ".pt", overwrite=args.overwrite)
     import_extra("PIL.Image", "view", "pretrain-encoder")
     limit_openmp_spin()  # before torch is imported
@@ -107,12 +107,12 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
 
 @contextmanager
 def player_of(args: argparse.Namespace) -> Iterator[Player]:
-    """Open the envs with the acting policy."""
+    """Open a player of the envs and their policy."""
     from gpusim_rl.view.player import Player
 
     if args.policy == "trained":
         if args.settings:
-            raise ConfigError("a run has its own settings", key=args.settings[0], hint="Try without")
+            raise ConfigError("a run has its own settings", key=args.settings[0], hint="Try without settings")
         options: dict[str, Any] = {"trust": args.trust, "config_dir": args.config_dir}
         player = Player.open(args.run, num_envs=args.num_envs, changes={"seed": args.seed}, **options)
     else:
@@ -129,14 +129,14 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
     with closing(player):
         if not player.observed.images:
             frozen = player.observed is not player.env
-            problem = "its policy observes features of a frozen encoder" if frozen else "the task has no images"
+            problem = "the policy observes features of a frozen encoder" if frozen else "the task has no images"
             hint = "Try CartpoleCamera, or docs/vision.md for images in your task"
             raise ConfigError(problem, key=args.run, hint=hint)
         yield player
 
 
 def collect(player: Player, number: int) -> dict[str, Tensor]:
-    """Play until there are `number` frames; return them by group, uint8 [frames, height, width, channels]."""
+    """Step until `number` frames are collected; return them by group, uint8 [frames, height, width, channels]."""
     import torch
 
     groups, envs = player.observed.images, player.observed.num_envs
@@ -174,26 +174,26 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
             noise = torch.randn(len(batch), args.latents, device=device)
             reconstruction, divergence = vae.losses(images[batch].to(device), noise)
             optimizer.zero_grad()
-            beta = args.beta * min(1.0, 2.0 * step / steps)  # from 0: latents carry nothing at first
+            beta = args.beta * min(1.0, 2.0 * step / steps)  # ramp up from 0: latents carry no information at first
             step += 1
             (reconstruction + beta * divergence).backward()
             optimizer.step()
             sums += torch.stack([reconstruction, divergence]).detach()
         first, second = (sums / len(batches)).tolist()
         with torch.no_grad():
-            zeros = torch.zeros(args.batch_size, args.latents, device=device)  # the means
+            zeros = torch.zeros(args.batch_size, args.latents, device=device)  # no noise: decode the means
             parts = held_out.split(args.batch_size)
             errors = [vae.losses(images[part].to(device), zeros[: len(part)])[0] * len(part) for part in parts]
         error = float(sum(errors)) / len(held_out)
         say(f"{epoch:5d}  {first:14.2f}  {second:10.2f}  {error:8.2f}  {time.perf_counter() - began:7.0f}")
         if not math.isfinite(first + second):
-            hint = "Try a smaller one"
+            hint = "Try a smaller learning rate"
             raise ConfigError("the loss is not finite", key=f"--learning-rate {args.learning_rate:g}", hint=hint)
     return vae.eval(), error
 
 
 def draw(path: Path, rows: Sequence[tuple[VAE, Tensor]], device: torch.device) -> Path:
-    """Write a picture of frames and, below them, their reconstructions."""
+    """Write an image of frames and, below them, their reconstructions."""
     import numpy as np
     from PIL import Image
 

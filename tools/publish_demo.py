@@ -1,7 +1,7 @@
-"""Turn a run into a policy of gpusim-rl demo.
+"""Turn a run into a demo for gpusim-rl demo.
 
 gpusim-rl publish-demo runs/Ant/2026-01-31_12-00-00      its best.pt, to gpusim_rl/demos/Ant
-gpusim-rl publish-demo Ant --out my_demos/Ant            the latest Ant run, to a folder of your own
+gpusim-rl publish-demo Ant --out my_demos/Ant            the latest Ant run, to your own folder
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gpusim_rl.errors import ConfigError, friendly_errors, say
 from gpusim_rl.files.paths import demos_dir, find_checkpoint
 from gpusim_rl.options import Parser
 
-CLOSE = 0.02  # share of the return that rounded weights may change
+CLOSE = 0.02  # maximum relative change of the return from rounding weights
 KEPT = ("task", "config", "sim", "seed", "obs_sizes", "images", "num_actions", "iteration", "env_steps")
 PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
-"""Settings that name folders, and all of W&B's; demos get the defaults."""
+"""Settings that name folders; like all W&B settings, they get their defaults in demos."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,14 +46,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def publish(args: argparse.Namespace) -> Path:
-    """Write the demo, play both, and keep it if their returns are close; return its folder."""
+    """Write the demo, play run and demo, and keep the demo if the returns are close; return its folder."""
     from gpusim_rl.files.checkpoint_file import load
     from gpusim_rl.run.checkpoint import check_training
 
     found = find_checkpoint(args.run)
     file, run = found.file, found.run_dir
     if run is None:
-        raise ConfigError("not in a run folder", key=str(file), hint="Try the file in the folder of its run")
+        raise ConfigError("not in a run folder", key=str(file), hint="Try the file in its run folder")
     if file.name == "last.pt" and (best := file.with_name("best.pt")).is_file():
         file = best
     state = check_training(load(file), file, (*KEPT, "elapsed_s", "policy", "env"))
@@ -61,10 +61,10 @@ def publish(args: argparse.Namespace) -> Path:
         raise ConfigError(key=f"{file}: task", expected="a name of A-Z a-z 0-9 _", got=state["task"])
     out: Path = (args.out or demos_dir() / state["task"]).absolute()
     if out.exists() and not args.overwrite:
-        raise ConfigError("exists already", key=str(out), hint="Try --overwrite")
+        raise ConfigError("already exists", key=str(out), hint="Try --overwrite")
     if out.exists() and not (out / "demo.json").is_file():
-        raise ConfigError("not a demo: it has no demo.json", key=str(out), hint="Try another --out")
-    new = out.with_name(f".{out.name}.new")  # the old one stays until the new one is known to be good
+        raise ConfigError("not a demo: no demo.json", key=str(out), hint="Try another --out")
+    new = out.with_name(f".{out.name}.new")  # keep the old one until the new one is known to be good
     shutil.rmtree(new, ignore_errors=True)
     try:
         _write(new, state)
@@ -84,14 +84,14 @@ def publish(args: argparse.Namespace) -> Path:
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    """Write a run folder with only what a player needs."""
+    """Write a minimal run folder for the player."""
     import yaml
 
     from gpusim_rl.files.checkpoint_file import save
     from gpusim_rl.settings.compose import compose
 
     (folder / "checkpoints").mkdir(parents=True)
-    ours = compose([])  # without folders and names of who trained
+    ours = compose([])  # without the author's folders and names
     personal = [key for key in state["config"] if key in PERSONAL or key.startswith("wandb_")]
     config = state["config"] | {key: ours[key] for key in personal}
     policy = {name: _half(name, value) for name, value in state["policy"].items()}
@@ -110,7 +110,7 @@ def _half(name: str, value: Any) -> Any:
 
 
 def _progress(env: dict[str, Any]) -> dict[str, Any]:
-    """Return the training progress of the first env: levels of terrain, ranges of commands.
+    """Return the training progress of the first env: terrain levels, command ranges.
 
     A player copies it to all of its envs.
     """
@@ -132,7 +132,7 @@ def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def _write_card(file: Path, state: dict[str, Any], run: Path, result: dict[str, float], note: str) -> None:
-    """Write the policy's card for people."""
+    """Write the demo's human-readable card."""
     from gpusim_rl.run.run_dir import RunDir
 
     environment = RunDir(run).environment

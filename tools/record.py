@@ -1,7 +1,7 @@
 """Record a video or a 3D replay of a run.
 
 gpusim-rl record Ant                                     the latest Ant run, as an .mp4 in its folder
-gpusim-rl record Ant --html                              a replay in 3D with a time line, for a browser
+gpusim-rl record Ant --html                              a 3D replay with a timeline, for a browser
 gpusim-rl record Ant --policy random --num-envs 4        the task before any training
 gpusim-rl record CartpoleCamera --renderer policy        the images that the policy sees
 """
@@ -40,18 +40,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.options("run", "--policy")
     parser.option("--num-envs", note="9; 1 with --html")
     parser.option("--steps", default=300)
-    parser.option("--sim", note="mujoco; newton for a run that was trained on it")
+    parser.option("--sim", note="mujoco; newton for a run trained on it")
     parser.option("--out", ".mp4 or .html", note="in videos/ of the run folder")
     parser.options("--overwrite", "--width", "--height", width=1280, height=720)
-    parser.option("--html", "write a replay of one env in 3D, as one page", "Output", action="store_true")
-    parser.option("--no-caption", "leave out iteration and commands", "Output", dest="caption", action="store_false")
+    parser.option("--html", "write a 3D replay of one env, as one page", "Output", action="store_true")
+    parser.option("--no-caption", "omit iteration and commands", "Output", dest="caption", action="store_false")
     parser.option("--renderer", "or the policy's images (policy)", choices=["auto", "gl", "ray", "policy"])
     parser.options("--trust", "--config-dir")
     return parser.parse_args(argv)
 
 
 def record(args: argparse.Namespace) -> Path:
-    """Play the run and draw every frame; return the video or the page."""
+    """Play the run and draw every frame; return the path of the video or page."""
     as_page = args.html or (args.out is not None and args.out.suffix == ".html")
     if as_page and args.num_envs not in (None, 1):
         hint = f"Try a video: record {shlex.quote(args.run)}"

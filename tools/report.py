@@ -1,7 +1,7 @@
 """Write an HTML report of runs.
 
 gpusim-rl report Ant                                     the latest Ant run; report.html in its folder
-gpusim-rl report runs/Ant/* --out ant.html               all Ant runs, seeds together
+gpusim-rl report runs/Ant/* --out ant.html               all Ant runs, grouped over seeds
 gpusim-rl report runs/*/latest --no-replay               several tasks, without replays
 """
 
@@ -27,7 +27,7 @@ from gpusim_rl.view.arguments import check_out
 if TYPE_CHECKING:
     from gpusim_rl.view.report import Group
 
-MOST_REPLAYS = 4  # of a page; each has about a megabyte
+MOST_REPLAYS = 4  # per page; each takes about a megabyte
 PICTURE = (480, 360)  # width and height [pixels]
 
 
@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("report", __doc__)
     parser.option("runs")
-    parser.option("--steps", "of a replay", default=250)
-    parser.option("--out", ".html", note="report.html in the run folder, or here for several runs")
+    parser.option("--steps", "per replay", default=250)
+    parser.option("--out", ".html", note="report.html in the run folder; in the current one for several runs")
     parser.option("--overwrite")
     parser.option("--no-replay", "numbers only, no replays", "Output", action="store_true")
     parser.options("--trust", "--config-dir")
@@ -49,7 +49,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def report(args: argparse.Namespace) -> Path:
-    """Read the runs, play the best of each group, write the page and return its file."""
+    """Read the runs, replay the best of each group, write the page and return its path."""
     from gpusim_rl.view.curves import read_run, run_folders
 
     check_out(args.out, ".html", overwrite=args.overwrite)
@@ -88,7 +88,7 @@ def pace(group: Group) -> None:
 
 
 def replay(group: Group, args: argparse.Namespace) -> None:
-    """Play the group's best run in 3D, or another library's envs as a moving picture; report why it cannot be."""
+    """Add a 3D replay of the group's best run (an animation for another library's envs), or why there is none."""
     from gpusim_rl.env import VecEnv
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.video import caption_words, moving_picture
@@ -100,11 +100,11 @@ def replay(group: Group, args: argparse.Namespace) -> None:
             group.caption = f"{', '.join(caption_words(player))}, seed {run.seed}."
             if isinstance(player.env, VecEnv):
                 group.replay = html_replay(player, range(args.steps), "report")
-                group.caption += " Drag to turn, scroll to zoom."
+                group.caption += " Drag to rotate, scroll to zoom."
             else:
                 data = base64.b64encode(moving_picture(player, args.steps, PICTURE, "report")).decode()
                 group.picture = f"data:image/webp;base64,{data}"
-    except Exception as error:  # also of a task or a simulator: the numbers are worth the page without it
+    except Exception as error:  # even from a task or simulator: the page is useful without a replay
         say(f"no replay of {run.run}: {first_line(error)}", file=sys.stderr)
         group.caption = f"No replay: {first_line(error)}"
 

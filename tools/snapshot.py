@@ -1,4 +1,4 @@
-"""Draw one picture of a task or a run.
+"""Draw an image of a task or a run.
 
 gpusim-rl snapshot Ant                                   an Ant at the start of an episode, as Ant.png
 gpusim-rl snapshot Ant --steps 60 --policy random        a second later
@@ -33,17 +33,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("snapshot", __doc__)
     parser.option("run", "or a task without a run")
     parser.options("--policy", "--num-envs", policy="zero", num_envs=1)
-    parser.option("--steps", "before the picture", type=number(int, 0), default=0)
-    parser.option("--sim", note="mujoco; newton for a run that was trained on it")
-    parser.option("--out", ".png", note="TASK.png, here")
+    parser.option("--steps", "before the image", type=number(int, 0), default=0)
+    parser.option("--sim", note="mujoco; newton for a run trained on it")
+    parser.option("--out", ".png", note="TASK.png in the current folder")
     parser.options("--overwrite", "--width", "--height", width=480, height=360)
-    parser.option("--fill", "share of the picture for the robot", "Output", type=number(float, 0.01, 1), default=0.86)
+    parser.option("--fill", "share of the image for the robot", "Output", type=number(float, 0.01, 1), default=0.86)
     parser.options("--renderer", "--trust", "--config-dir")
     return parser.parse_args(argv)
 
 
 def snapshot(args: argparse.Namespace) -> Path:
-    """Play the run up to the picture, draw it and return its file."""
+    """Step the run, draw the image and return its path."""
     check_out(args.out, ".png", overwrite=args.overwrite)
     import_extra("PIL.Image", "view", "snapshot")
     with closing(open_player(args, from_yaml=True)) as player:
@@ -54,7 +54,7 @@ def snapshot(args: argparse.Namespace) -> Path:
         env = player.env
         if not isinstance(env, VecEnv):
             hint = f"Try tools/record.py {shlex.quote(args.run)}"
-            raise ConfigError("snapshot needs one of our simulators", key=player.name, hint=hint)
+            raise ConfigError("snapshots need one of our simulators", key=player.name, hint=hint)
         for _ in range(args.steps):
             player.step()
         sim = env.sim

@@ -2,7 +2,7 @@
 
 gpusim-rl transfer Go1Velocity                                 the latest run, in all variants
 gpusim-rl transfer Go1Velocity --only simulator,friction       some of the variants
-gpusim-rl transfer Go1Velocity --num-envs 64 --seconds 10      64 episodes each, of 10 s at most
+gpusim-rl transfer Go1Velocity --num-envs 64 --seconds 10      64 episodes each, of at most 10 s
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ GROUPS = {
     "cone": "the other friction cones",
     "friction": "all friction x 0.4 to 1.2",
     "mass": "all masses and inertias +-10 %",
-    "gains": "stiffness and damping of servos +-10 %",
-    "effort": "largest force of actuators +-10 %",
-    "delay": "actions 1 to 3 control steps late",
-    "noise": "observations with 5 and 10 % of Gaussian noise",
+    "gains": "servo stiffness and damping +-10 %",
+    "effort": "maximum actuator force +-10 %",
+    "delay": "actions delayed by 1 to 3 control steps",
+    "noise": "5 and 10 % Gaussian noise on observations",
     "trained": "the run's own noise and randomisation",
-    "exported": "the ONNX file, whose controls reach the actuators by the names on its card",
+    "exported": "the ONNX file, with controls mapped to actuators by the names on its card",
 }
 PLAIN = "plain"  # the run's settings in mujoco, without noise and randomisation
 LIKELY = 2.0  # standard errors, above which a difference is unlikely to be chance
@@ -63,7 +63,7 @@ class Variant:
     group: str
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings by full key, as for `Player.open`
     sim: str = "mujoco"
-    reason: str = ""  # why it cannot be
+    reason: str = ""  # why the variant is impossible
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -177,14 +177,14 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
         noise = {"range": [1.0, share], "operation": "scaling", "distribution": "gaussian"}
         variants.append(Variant(f"noise {share:.0%}", "noise", randomized(observations=noise)))
     same = not as_trained["task.randomize"] and as_trained["task.observations"] == sensors
-    reason = "the run has no noise and no randomisation of its own" if same else ""
+    reason = "the run was trained without noise and randomisation" if same else ""
     variants.append(Variant("as trained", "trained", as_trained, reason=reason))
     variants.append(Variant("exported", "exported"))
     return plain, variants
 
 
 def randomized(**params: Any) -> dict[str, Any]:
-    """Return settings in which only this is random; a range of one number is fixed."""
+    """Return settings that randomise only `params`; a range of one number is fixed."""
     return {"task.randomize": True, "task.randomization_params": params}
 
 
@@ -229,11 +229,11 @@ def servos(actor: ActorProperties) -> list[str]:
 
 
 class Exported:
-    """Policy of an ONNX file, in place of the run's."""
+    """Policy from an ONNX file, instead of the run's."""
 
     def __init__(self, function: Callable[..., Any], states: Sequence[Sequence[int | str]]) -> None:
         self._function, self._states = function, states
-        self.control: Any = None  # of the last action, [num_envs, actuators]; None where the file has none
+        self.control: Any = None  # of the last action, [num_envs, actuators]; None if the file has none
 
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
         """Return zeros, [layers, batch, units] each."""
@@ -244,7 +244,7 @@ class Exported:
     def act(
         self, obs: dict[str, Tensor], hidden: tuple[Tensor, ...], *, deterministic: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the actions, and the next state."""
+        """Return the actions and the next state."""
         import torch
 
         inputs = [value.contiguous().numpy() for value in (obs["policy"], *hidden)]
@@ -283,19 +283,19 @@ def difference(returns: Tensor) -> dict[str, float]:
 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort the rows that have numbers; a non-finite return is the worst."""
+    """Sort the rows without errors; a non-finite return is the worst."""
     played = [row for row in rows if "error" not in row]
     return sorted(played, key=lambda row: row["difference"] if math.isfinite(row["difference"]) else -math.inf)
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[str]:
-    """Return names of the numbers next to the return: length, the task's own, divergences if any."""
+    """Return the metrics shown next to the return: length, task metrics, and divergences if any."""
     own = [name for name in rows[0] if name.startswith("task/")]
     return ["length_mean", *own, *(["diverged"] if any(row.get("diverged") for row in rows) else [])]
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of the table, worst variant first, and of variants that could not be played."""
+    """Return the table's lines, worst variant first, then a line per failed variant."""
     plain, names = rows[0], numbers(rows)
     head = ["variant", "return", "difference", "chance?", *(name.removeprefix("task/") for name in names)]
     cells = [head]
@@ -317,7 +317,7 @@ def _cell(row: Mapping[str, Any], name: str, plain: Mapping[str, Any]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], title: str) -> Figure:
-    """Return the picture: a panel for each number, a row for each variant, the worst return on top."""
+    """Return the figure: a panel per metric and a row per variant, with the worst return on top."""
     from matplotlib.figure import Figure
 
     plain, played = rows[0], worst_first(rows)[::-1]

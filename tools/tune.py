@@ -1,8 +1,8 @@
 """Search for the best settings of a task.
 
-gpusim-rl tune task=Ant trials=20                                 settings of PPO, with Optuna
+gpusim-rl tune task=Ant trials=20                                 PPO settings, with Optuna
 gpusim-rl tune task=Ant algo=sac num_envs=64 space=my_space.yaml  your own search space
-gpusim-rl tune task=Ant trials=40 study=ants                      continue a study, also from other terminals
+gpusim-rl tune task=Ant trials=40 study=ants                      continue a study, even from several terminals
 gpusim-rl tune task=Ant trials=8 method=pbt                       population-based training, on Ray
 """
 
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             with stoppable(search.folder):
                 lines = tune(search)
         except OSError as error:
-            if error.strerror is None:  # of no file
+            if error.strerror is None:  # not about a file
                 raise
             place = error.filename or search.folder
             hint = "Run the same command to resume"
@@ -48,12 +48,12 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextmanager
 def stoppable(folder: Path) -> Iterator[None]:
-    """End the block on SIGTERM and a closed terminal as on Ctrl-C, and report what is left."""
+    """Treat SIGTERM and a closed terminal like Ctrl-C, and report where finished trials are."""
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        ctrl_c = signal.getsignal(signal.SIGINT)  # Ray Tune's ends the trials with checkpoints
+        ctrl_c = signal.getsignal(signal.SIGINT)  # Ray Tune's handler ends the trials with checkpoints
         if not callable(ctrl_c):
             raise KeyboardInterrupt
         ctrl_c(signal.SIGINT, frame)
@@ -75,15 +75,15 @@ def stoppable(folder: Path) -> Iterator[None]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("tune", __doc__)
-    parser.option("settings", "and of the search, below", nargs="+")
+    parser.option("settings", "and search settings (below)", nargs="+")
     parser.rows["Search"] = [
-        ("method=NAME", "optuna, or on Ray asha or pbt (default: optuna)"),
-        ("trials=N", "number of trials, with those of the study (default: 20)"),
+        ("method=NAME", "optuna; asha or pbt on Ray (default: optuna)"),
+        ("trials=N", "total number of trials in the study (default: 20)"),
         ("study=NAME", "study to start or continue"),
         ("space=FILE", "yaml of the search space"),
         ("pruner=NAME", "hyperband, median or none, with optuna (default: hyperband)"),
-        ("grace=N", "iterations before a trial may end, with asha and pbt"),
-        ("stall_s=S", "silence after which a trial counts as lost [s] (default: 600)"),
+        ("grace=N", "minimum iterations per trial, with asha and pbt"),
+        ("stall_s=S", "time without output after which a trial counts as lost [s] (default: 600)"),
     ]
     parser.option("--config-dir")
     return parser.parse_intermixed_args(argv)

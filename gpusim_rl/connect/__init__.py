@@ -1,4 +1,4 @@
-"""Adapters that put our environments behind the interfaces of other RL libraries.
+"""Adapters that expose our environments through the interfaces of other RL libraries.
 
     from gpusim_rl.connect import RslRlEnv     # rsl_rl 5.5     pip install 'rsl-rl-lib~=5.5'
     from gpusim_rl.connect import SkrlEnv      # skrl 2.1       pip install 'skrl~=2.1'
@@ -30,7 +30,7 @@ LIBRARIES = {
     "rl_games": ("rl_games", "rl-games~=1.6"),
     "sb3": ("stable_baselines3", "stable-baselines3~=2.9"),
 }
-"""Import name and tested versions, by our module name."""
+"""Import name and tested versions, keyed by our module name."""
 
 _MODULES = {"RlGamesEnv": "rl_games", "RslRlEnv": "rsl_rl", "Sb3Env": "sb3", "SkrlEnv": "skrl"}
 

@@ -20,18 +20,18 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gpusim_rl.errors import TaskError, UserError, described, first_line, is_out_of_memory, on_one_line
 
 END_INFO = "gpusim_rl.end"
-"""Info key of the numbers at an episode's end: pairs, which no vector env merges by type."""
+"""Info key of the numbers at an episode's end, stored as pairs, which vector envs do not merge by type."""
 HANGS_S = 600.0  # timeout of a step or reset of envs in subprocesses [s]
-MOST_NUMBERS = 50  # most numbers logged per episode end
+MOST_NUMBERS = 50  # maximum numbers logged per episode end
 LONGEST_NAME = 60
 PR_SET_PDEATHSIG = 1
-OLDER = "Try a wrapper for older interfaces, such as those of shimmy"
+OLDER = "Try a wrapper for older interfaces, such as shimmy's"
 WRONG = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 _STEP = "(observation, reward, terminated, truncated, info)"
 
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Env whose results match its spaces, in memory of their own; anything else is a TaskError.
+    """Env wrapper that copies results, and raises TaskError if they do not match the env's spaces.
 
     `maker` is the PID of the process that makes the envs, if each env steps in a subprocess.
     """
@@ -40,8 +40,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._name, self._space = name, env.observation_space
         if maker not in (None, os.getpid()):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training saves before it ends the envs
-            if sys.platform == "linux":  # kill an env that hangs together with its parent
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process saves before it stops the envs
+            if sys.platform == "linux":  # kill the env with its parent even if it hangs
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -57,7 +57,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise returned(error, self._name, "reset()") from error
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the env; reduce its info to the numbers of an episode's end."""
+        """Step the env; reduce its info to the numbers at an episode's end."""
         try:
             result = self.env.step(action)
         except (Exception, SystemExit) as error:
@@ -80,13 +80,13 @@ def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException
     if isinstance(error, (EOFError, ConnectionError)):
         return TaskError(f"an env process died in {call}", key=name, hint="Try env.vectorization=sync to see why")
     if isinstance(error, multiprocessing.TimeoutError):
-        return TaskError(f"an env process hangs: no answer to {call} for {HANGS_S:.0f} s", key=name)
+        return TaskError(f"an env process hangs: no response to {call} for {HANGS_S:.0f} s", key=name)
     older = any(words in str(error) for words in ("to unpack", "cannot unpack", "keyword argument 'seed'"))
     return TaskError(f"{call} raised {described(error)}", key=name, hint=OLDER if older else "")
 
 
 def returned(error: Exception, name: str, call: str) -> TaskError:
-    """Make the one-line error for results that do not match their spaces."""
+    """Build the one-line error for results that do not match the env's spaces."""
     reason = f"an observation without {error}" if isinstance(error, KeyError) else first_line(error)
     return TaskError(f"{call} returned {on_one_line(reason)}", key=name)
 
@@ -101,7 +101,7 @@ def _items(result: Any, count: int, names: str) -> tuple[Any, ...]:
 def conform(space: Space[Any], obs: Any) -> Any:
     """Copy an observation into the layout of its space; drop unknown keys of a dict.
 
-    Raises KeyError, TypeError or ValueError if it is not of the space; box bounds are not checked.
+    Raises KeyError, TypeError or ValueError if the observation does not fit; box bounds are not checked.
     """
     if type(obs) is np.ndarray and type(space) is Box and obs.dtype == space.dtype and obs.shape == space.shape:
         return obs.copy()  # fast path: the rest takes ten times as long
@@ -155,7 +155,7 @@ def _flag(value: Any, what: str) -> bool:
 
 
 def numbers_of(info: Any) -> Iterator[tuple[str, float]]:
-    """Return the first finite numbers and flags of an info; nested ones are named `<key>/<name>`."""
+    """Return the first finite numbers and flags of an info; nested entries are named `<key>/<name>`."""
     return islice(_all_numbers(info), MOST_NUMBERS)
 
 
@@ -173,5 +173,5 @@ def _all_numbers(info: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
                     yield name, number
 
 
-# Keys by which libraries report the end itself.
+# Keys that libraries use to report the end of an episode.
 _NOT_LOGGED = {"final_obs", "final_info", "final_observation", "terminal_observation", "TimeLimit.truncated"}

@@ -32,8 +32,8 @@ from gpusim_rl.settings.schema import EnvConfig
 logger = logging.getLogger(__name__)
 
 Array = np.ndarray
-EVALUATED_STEPS = 10_000  # length of an evaluation of envs without a time limit [control steps]
-REPEATED_ENDS = 10  # episodes whose last observation must equal the next first one before a warning
+EVALUATED_STEPS = 10_000  # evaluation length for envs without a time limit [control steps]
+REPEATED_ENDS = 10  # episodes with equal last and next first observation before a warning
 FlatObservation = dict[str, Array]
 """Observation groups: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
 
@@ -47,7 +47,7 @@ class GymnasiumEnv(Environment):
         envs: Vector env of Gymnasium (>= 1.1), EnvPool (Gymnasium's interface) or Stable-Baselines3.
         seed: Seed of the first reset.
         name: Name of the envs in messages.
-        max_episode_steps: Time limit [control steps]; None: the limit that the envs declare.
+        max_episode_steps: Time limit [control steps]; None: the envs' declared limit.
     """
 
     Config: ClassVar[type] = LibraryConfig
@@ -99,11 +99,11 @@ class GymnasiumEnv(Environment):
         self._steps = np.zeros(self.num_envs, dtype=np.int64)  # steps of the current episodes
         self._stat_names: list[str] = []
         self._warned = self._failed = self._moved = False  # moved: an observation has changed
-        self._repeated_ends: int | None = 0  # last observations equal to the next first ones; None: some differ
+        self._repeated_ends: int | None = 0  # count of last observations equal to the next first one; None: some differ
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
-        """Make the envs of the settings."""
+        """Make envs from settings."""
         if cfg.cfg or cfg.physics is not None:
             key = "env.cfg" if cfg.cfg else "env.physics"
             raise ConfigError("no effect with task=Gymnasium", key=key, hint="Try env.kwargs, or task=IsaacLab")
@@ -113,7 +113,7 @@ class GymnasiumEnv(Environment):
         if env.num_envs != num_envs:
             env.close()
             hint = f"Try num_envs={env.num_envs}"
-            raise ConfigError(f"made {env.num_envs} envs in place of {num_envs}", key=name, hint=hint)
+            raise ConfigError(f"made {env.num_envs} envs instead of {num_envs}", key=name, hint=hint)
         return env
 
     @classmethod
@@ -155,7 +155,7 @@ class GymnasiumEnv(Environment):
         not_finite = ~(_finite(final_obs) & np.isfinite(reward))
         if _any(not_finite) and not self._warned:
             self._warn(int(not_finite.argmax()), final_obs, reward)
-        # A step that resets an env and ignores the action is no sample.
+        # A step that resets an env and ignores the action is not a sample.
         skipped = self._resetting.copy()
         diverged = not_finite | bad_action | skipped
         truncated &= ~terminated & ~diverged
@@ -179,7 +179,7 @@ class GymnasiumEnv(Environment):
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
         last_obs = _final(infos)
         if env_ids and last_obs is None:
-            raise TaskError("no infos['final_obs'], though the envs reset in the same step", key=self.name)
+            raise TaskError("infos lack 'final_obs', although the envs reset in the same step", key=self.name)
         for env in env_ids:
             with self._space_errors("step()"):
                 last = conform(self._observed, _entry(last_obs, env))
@@ -191,13 +191,13 @@ class GymnasiumEnv(Environment):
         return final_obs
 
     def _check_ends(self, obs: FlatObservation, final_obs: FlatObservation, begun: Array) -> None:
-        """Warn if every last observation equals the next first one: the envs may have overwritten it."""
+        """Warn if every last observation equals the next episode's first one: the envs may have overwritten it."""
         differ = any((value[begun] != final_obs[group][begun]).any() for group, value in obs.items())
         ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())
         if ends is not None and ends >= REPEATED_ENDS and self._moved:
             problem = f"reset() seems to overwrite the last observation ({ends} of {ends} equal the next first one)"
-            hint = "Values at time limits are wrong. Try a copy in step() of the env, or AutoresetMode.DISABLED"
+            hint = "Values at time limits are wrong. Try returning a copy from step(), or AutoresetMode.DISABLED"
             logger.warning("%s: %s. %s", self.name, problem, hint)
             ends = None
         self._repeated_ends = ends
@@ -213,7 +213,7 @@ class GymnasiumEnv(Environment):
         truncated |= over
 
     def _stats(self, infos: Mapping[Any, Any], ended: Array) -> dict[str, Tensor]:
-        """Return the numbers in the last infos of episodes; NaN for envs whose episode continues."""
+        """Return the numbers in the infos of ended episodes; NaN for envs whose episode continues."""
         if not _any(ended) and not self._stat_names:
             return {}
         missing = np.full(self.num_envs, np.nan, dtype=np.float32)
@@ -228,7 +228,7 @@ class GymnasiumEnv(Environment):
         return {name: torch.from_numpy(value) for name, value in stats.items()}
 
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
-        """Begin episodes now, or with the next step if the library cannot reset single envs."""
+        """Begin episodes now, or with the next step if the library cannot reset individual envs."""
         self._resetting[:] = where & (not self._by_mask)
         if self._by_mask and _any(where):
             library_obs, _ = self._call("reset", options={"reset_mask": where})
@@ -245,7 +245,7 @@ class GymnasiumEnv(Environment):
         self._failed = True  # until the call returns; Ctrl-C may interrupt it
         try:
             if isinstance(envs, AsyncVectorEnv):
-                gymnasium.logger.min_level = gymnasium.logger.ERROR + 1  # no traceback of each process
+                gymnasium.logger.min_level = gymnasium.logger.ERROR + 1  # suppress each process's traceback
                 getattr(envs, f"{call}_async")(*args, **kwargs)
                 result = getattr(envs, f"{call}_wait")(timeout=HANGS_S)
             else:
@@ -291,13 +291,11 @@ class GymnasiumEnv(Environment):
         bad = [f"observation {group!r}" for group in self._groups if not np.isfinite(obs[group][env]).all()]
         if not np.isfinite(reward[env]):
             bad.append("reward")
-        message = (
-            "%s: step() returned NaN or infinity (%s of env %d). Such samples are dropped and count in sim/diverged"
-        )
+        message = "%s: step() returned NaN or infinity (%s of env %d). These samples are dropped; see sim/diverged"
         logger.warning(message, self.name, " and ".join(bad), env)
 
     def render(self) -> list[Array]:
-        """Return a picture of each env, made with `render_mode="rgb_array"`."""
+        """Return an image per env; needs `render_mode="rgb_array"`."""
         try:
             pictures = [np.asarray(picture) for picture in self._envs.render() or ()]
         except Exception as error:  # raised by an env or its renderer
@@ -320,24 +318,24 @@ class GymnasiumEnv(Environment):
 
 
 def first_seed(seed: int) -> int:
-    """Return the first env's seed, which the other envs' seeds follow.
+    """Return the seed of the first env; the other envs use the seeds after it.
 
     Multiples of the golden ratio: 1,000 consecutive seeds share no env seed at 100,000 envs each.
     """
     return seed * _GOLDEN % _SEEDS
 
 
-_SEEDS = 2**31 - 2**20  # EnvPool needs seeds below 2^31, the last env's too
+_SEEDS = 2**31 - 2**20  # EnvPool needs seeds below 2^31, including the last env's
 _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 
 
 def _final(infos: Mapping[str, Any]) -> Any:
-    """Return last observations by the key of Gymnasium 1.0 or of earlier versions."""
+    """Return last observations, under the key of Gymnasium 1.0 or of earlier versions."""
     return infos.get("final_obs", infos.get("final_observation"))
 
 
 def _entry(infos: Any, env: int) -> Any:
-    """Return one env's entry of infos: a dict of arrays with masks `_<key>`, or a sequence."""
+    """Return one env's entry in infos, either a dict of arrays with masks `_<key>` or a sequence."""
     if not isinstance(infos, Mapping):
         return infos[env]
     entries = {}
@@ -362,7 +360,7 @@ def _numbers(obs: FlatObservation) -> list[Array]:
 
 
 def _any(mask: Array) -> bool:
-    """Return whether any entry is set; `any` is six times slower for few envs."""
+    """Return whether any entry is set; `np.any` is six times slower for few envs."""
     return bool(np.count_nonzero(mask))
 
 

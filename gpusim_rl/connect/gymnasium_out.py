@@ -6,7 +6,7 @@
     env = gym.make("gpusim_rl/Cartpole-v0")
     envs = gym.make_vec("gpusim_rl/Ant-v0", num_envs=64)
 
-docs/connect.md says more.
+See docs/connect.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpusim_rl.env import Task, VecEnv
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.view.renderer import Renderer, make_renderer
 
-PICTURE = 480  # width and height of rendered pictures [pixels]
+PICTURE = 480  # width and height of rendered images [pixels]
 Reset = tuple[np.ndarray, dict[str, Any]]
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 60}
 
@@ -71,7 +71,7 @@ class TaskVectorEnv(VectorEnv):
         self._renderer: Renderer | None = None
 
     def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin an episode in every env, or in those of the mask `options["reset_mask"]`, bool [num_envs].
+        """Begin an episode in every env, or in those selected by `options["reset_mask"]`, bool [num_envs].
 
         Returns observations [num_envs, size] and an empty dict.
         """
@@ -122,7 +122,7 @@ class TaskVectorEnv(VectorEnv):
         return self._last.copy(), reward, terminated, done & ~terminated, info
 
     def render(self) -> tuple[np.ndarray, ...] | None:
-        """Return a picture per env, uint8 [480, 480, 3]; None without a `render_mode`."""
+        """Return an image per env, uint8 [480, 480, 3]; None without a `render_mode`."""
         if self.render_mode is None:
             return None
         qpos = self.env.sim.poses.cpu().numpy()
@@ -162,7 +162,7 @@ class TaskEnv(gymnasium.Env):
         return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def render(self) -> np.ndarray | None:
-        """Return a picture, uint8 [480, 480, 3]; None without a `render_mode`."""
+        """Return an image, uint8 [480, 480, 3]; None without a `render_mode`."""
         pictures = self.envs.render()
         return None if pictures is None else pictures[0]
 
@@ -179,7 +179,7 @@ def _action_space(env: VecEnv) -> gymnasium.Space:
 
 
 def register() -> None:
-    """Register `gpusim_rl/<task>-v0` for our tasks, and `gpusim_rl/Task-v0` with an argument `task_name`."""
+    """Register `gpusim_rl/<task>-v0` for our tasks, and `gpusim_rl/Task-v0`, which takes a `task_name`."""
     for name in [*tasks(), "Task"]:
         env_id = f"gpusim_rl/{name}-v0"
         if env_id not in gymnasium.registry:

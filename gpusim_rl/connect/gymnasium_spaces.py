@@ -29,8 +29,8 @@ def action_space(env: VecEnv) -> Box:
 
 WRAPPER = "Try a Gymnasium wrapper, in your own function (env._target_=my_envs.make)"
 FIXED = (Box, Discrete, MultiBinary, MultiDiscrete, Dict, Tuple)
-PICTURE = 32 * 32  # least bytes of an image; the views of grid worlds are smaller
-MOST_CHANNELS = 16  # most layers of a leading dimension that holds channels or stacked frames
+PICTURE = 32 * 32  # minimum size of an image [bytes]; grid-world views are smaller
+MOST_CHANNELS = 16  # maximum size of a leading dimension of channels or stacked frames
 
 
 def is_picture(space: Space[Any]) -> bool:
@@ -40,7 +40,7 @@ def is_picture(space: Space[Any]) -> bool:
 
 
 def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
-    """Drop non-numeric entries of a dict, unless it has no others; return the space and the dropped keys."""
+    """Drop non-numeric entries of a dict space unless it has only those; return the space and the dropped keys."""
     if not isinstance(space, Dict):
         return space, []
     kept: dict[str, Space[Any]] = {key: entry for key, entry in space.items() if isinstance(entry, FIXED)}
@@ -48,7 +48,7 @@ def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
 
 
 def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]]:
-    """Split a space into numbers and images.
+    """Split a space into its numeric part and its images.
 
     Returns the space without images, and the dict key of each image group (None: the observation itself).
     """
@@ -61,7 +61,7 @@ def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]
 
 
 def picture_shape(space: Space[Any]) -> tuple[int, int, int]:
-    """Return height, width and channels of `pictures`."""
+    """Return the height, width and channels that `pictures` returns."""
     height, width, channels = pictures(np.empty((1, *(space.shape or ())), np.uint8)).shape[1:]
     return height, width, channels
 
@@ -77,9 +77,9 @@ def pictures(obs: Any) -> np.ndarray:
 
 
 def flat_size(space: Space[Any], name: str) -> int:
-    """Return the number of columns of `flatten`, or raise ConfigError."""
+    """Return the number of columns that `flatten` returns; raise ConfigError for an unsupported space."""
     if is_picture(space):
-        problem = f"pictures of shape {list(space.shape or ())} inside a tuple or for the critic are not supported"
+        problem = f"images of shape {list(space.shape or ())} inside a tuple or for the critic are not supported"
         raise ConfigError(problem, key=name, hint=WRAPPER)
     if isinstance(space, (Dict, Tuple)):
         components = space.spaces.values() if isinstance(space, Dict) else space.spaces
@@ -110,14 +110,14 @@ def flatten(space: Space[Any], obs: Any, num_envs: int) -> np.ndarray:
 
 def _one_hot(index: np.ndarray, count: int) -> np.ndarray:
     if ((index < 0) | (index >= count)).any():
-        raise ValueError(f"an index outside of 0 to {count - 1}")
+        raise ValueError(f"an index outside 0 to {count - 1}")
     rows = np.zeros((len(index), count), np.float32)
     rows[np.arange(len(index)), index] = 1.0
     return rows
 
 
 def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callable[[np.ndarray], np.ndarray]]:
-    """Return our action space, and the function from our actions to the library's."""
+    """Return our action space, and a function that maps our actions to the library's."""
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (bound.reshape(-1).astype(np.float64) for bound in (space.low, space.high))
         bounded = np.isfinite(low) & np.isfinite(high)
@@ -126,7 +126,7 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
             middle, half = np.where(bounded, (low + high) / 2, 0.0), np.where(bounded, (high - low) / 2, 1.0)
 
         def to_box(action: np.ndarray) -> np.ndarray:
-            limited = np.minimum(np.maximum(action, -1.0), 1.0)  # np.clip is ten times slower for few numbers
+            limited = np.minimum(np.maximum(action, -1.0), 1.0)  # np.clip is ten times slower for small arrays
             scaled = middle + half * (limited if all_bounded else np.where(bounded, limited, action))
             scaled = np.minimum(np.maximum(scaled, low), high)
             return scaled.astype(space.dtype).reshape(-1, *space.shape)

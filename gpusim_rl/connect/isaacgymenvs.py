@@ -1,4 +1,4 @@
-"""Files of IsaacGymEnvs: settings, source and assets of its tasks, read and never run."""
+"""Reader for IsaacGymEnvs' settings, source code and assets; nothing is executed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import check_events, read_bytes
 from gpusim_rl.settings.checks import OTHERS, known_keys
 
-# IsaacGymEnvs' sections of PPO settings, and ours.
+# IsaacGymEnvs' sections of PPO settings, and our sections.
 PLACES = {"config": "", "config.reward_shaper": "", "network": "network.", "network.mlp": "network."}
 RENAMED = {
     "config.mixed_precision": "precision",
@@ -31,37 +31,37 @@ SILENT = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "ne
 SILENT |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo", "num_actors")}
 SILENT |= {f"config.{name}" for name in ("max_epochs", "truncate_grads", "save_frequency", "value_bootstrap")}
 SILENT |= {"network.space.continuous.sigma_init.name"}
-"""PPO settings that are not reported as ignored: settings of a run, those fixed here, and those read by name."""
+"""PPO settings not reported as ignored: run settings, settings fixed here, and settings read by name."""
 COMMON = {
     "num_envs": ("num_envs",),
     "episode_length": ("episode_length", "max_episode_length", "rl.max_episode_length"),
     "clip_actions": ("clip_actions",),
     "clip_observations": ("clip_observations",),
 }
-"""Settings of every task, and their places in IsaacGymEnvs."""
+"""Settings common to all tasks, and their paths in IsaacGymEnvs."""
 DECIMATION = ("control_frequency_inv", "control.control_frequency_inv", "control.decimation", "control_decimation")
 SECONDS = ("episode_length_s", "learn.episode_length_s", "reset_time")
 RATES = (*DECIMATION, *SECONDS, *(path for places in COMMON.values() for path in places))
 SECTIONS = {"name", "physics_engine", "env", "sim", "task", "defaults", "viewer"}
 NO_FIELDS = {"env_spacing", "num_observations", "num_actions", "enable_debug_vis", "enable_camera_sensors"}
 NO_FIELDS |= {"default_joint_angles", "asset", "urdf_asset", "viewer", *RATES}  # read by name
-LARGEST = 1e9  # limit of numbers
-MAX_YAMLS = 50  # that one task's defaults may name
-MAX_CODE = 500  # py files that are searched; IsaacGymEnvs has 80
+LARGEST = 1e9  # maximum magnitude of a number
+MAX_YAMLS = 50  # maximum number of yamls in a task's defaults
+MAX_CODE = 500  # maximum number of Python files searched; IsaacGymEnvs has 80
 CLASS = re.compile(r"^class (\w+) ?(?:\(([^()]*)\))? ?:", re.MULTILINE)
 ASSET = r"""["']([\w./-]+\.(?:urdf|xml))["']"""
 
 
 def read_settings(file: Path, depth: int = 0, read: list[Path] | None = None) -> dict[str, Any]:
-    """Read a yaml and those in its `defaults`; `${resolve_default:4096,...}` is 4096.
+    """Read a yaml and the yamls in its `defaults`; `${resolve_default:4096,...}` becomes 4096.
 
     Args:
         file: The yaml.
-        depth: Number of files that lead to it.
+        depth: Nesting depth of `defaults`.
         read: Files read so far.
 
     Raises:
-        ConfigError: A file cannot be read, or holds more than settings.
+        ConfigError: A file cannot be read, or contains more than settings.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -76,7 +76,7 @@ def read_settings(file: Path, depth: int = 0, read: list[Path] | None = None) ->
     read = [] if read is None else read
     read.append(file)
     if len(read) > MAX_YAMLS:
-        raise ConfigError(f"its defaults name more than {MAX_YAMLS} files", key=str(read[0]))
+        raise ConfigError(f"more than {MAX_YAMLS} files in the defaults", key=str(read[0]))
     try:
         text = read_bytes(file.resolve())
         check_events(text, file)
@@ -100,7 +100,7 @@ def read_settings(file: Path, depth: int = 0, read: list[Path] | None = None) ->
 
 
 def merge(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Merge nested settings; the second ones win."""
+    """Merge nested settings; `two` overrides `one`."""
     nested = [key for key in two if isinstance(one.get(key), dict) and isinstance(two[key], dict)]
     return one | two | {key: merge(one[key], two[key]) for key in nested}
 
@@ -124,10 +124,10 @@ def is_number(value: Any) -> bool:
 
 
 def without_references(value: Any, path: str, ignored: list[str]) -> Any:
-    """Return plain data without references to other settings; removed paths join `ignored`."""
+    """Return plain data without references to other settings; append removed paths to `ignored`."""
     if isinstance(value, dict):
         kept = {key: without_references(item, f"{path}.{key}", ignored) for key, item in value.items()}
-        odd = [key for key in kept if key.startswith("_") or "${" in key]  # keys with a meaning in Hydra
+        odd = [key for key in kept if key.startswith("_") or "${" in key]  # special keys in Hydra
         ignored += [f"{path}.{key}" for key in odd]
         return {key: item for key, item in kept.items() if item is not None and key not in odd}
     if isinstance(value, list):
@@ -140,14 +140,14 @@ def without_references(value: Any, path: str, ignored: list[str]) -> Any:
 
 
 def is_new_field(name: str) -> bool:
-    """Return whether a key can be a setting of a new class, in addition to the settings of every task."""
+    """Return whether a key can name a new field, distinct from the settings common to all tasks."""
     from gpusim_rl.env import TaskConfig
 
     return is_field(name) and not hasattr(TaskConfig, name)
 
 
 def snake_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Return nested settings with keys such as joint_vel_scale; names of joints stay as they are."""
+    """Convert the keys of nested settings to snake_case, except joint names."""
     return {
         name: snake_keys(value) if isinstance(value, dict) and name != "default_joint_angles" else value
         for key, value in values.items()
@@ -156,17 +156,17 @@ def snake_keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def snake_case(name: str) -> str:
-    """Return `jointVelScale` as joint_vel_scale."""
+    """Convert `jointVelScale` to joint_vel_scale."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def camel_case(name: str) -> str:
-    """Return `joint_vel_scale` as jointVelScale."""
+    """Convert `joint_vel_scale` to jointVelScale."""
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
 
 
 def read_rates(env: dict[str, Any], physics: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return the settings of every task, nested ones removed from `env`; raise ConfigError unless they are positive."""
+    """Return the common settings, removing nested ones from `env`; raise ConfigError unless they are positive."""
 
     def positive(values: dict[str, Any], path: str) -> float | int:
         value = look_up(values, path)
@@ -177,14 +177,14 @@ def read_rates(env: dict[str, Any], physics: dict[str, Any], file: str) -> dict[
     def given(places: tuple[str, ...]) -> list[str]:
         return [path for path in places if look_up(env, path) is not None]
 
-    rate = max(1, round(1 / positive({"dt": 1 / 60} | physics, "dt")))  # 1/60 s is 0.0166 there
+    rate = max(1, round(1 / positive({"dt": 1 / 60} | physics, "dt")))  # IsaacGymEnvs rounds 1/60 s to 0.0166
     common: dict[str, Any] = {"physics_hz": rate * round(positive({"substeps": 1} | physics, "substeps"))}
     inverse = [positive(env, path) for path in given(DECIMATION)]
     common["control_hz"] = number(rate / max(1, round((inverse or [1])[0])))
     common |= {key: positive(env, found[0]) for key, places in COMMON.items() if (found := given(places))}
     for path in given(SECONDS):
         value = look_up(env, path)
-        if not (path == "reset_time" and is_number(value) and value <= 0):  # their default is -1
+        if not (path == "reset_time" and is_number(value) and value <= 0):  # IsaacGymEnvs' default is -1
             common["episode_length"] = positive(env, path) * common["control_hz"]
     for above, _, leaf in (path.rpartition(".") for path in RATES):
         section(env, above).pop(leaf, None)
@@ -192,7 +192,7 @@ def read_rates(env: dict[str, Any], physics: dict[str, Any], file: str) -> dict[
 
 
 def ppo_key(path: str) -> str:
-    """Return our name below `ppo` for one of their PPO settings, or ""."""
+    """Return our key in `ppo` for an IsaacGymEnvs PPO setting, or ""."""
     above, _, leaf = path.rpartition(".")
     key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
     ours = (above in PLACES or path in RENAMED) and not leaf.startswith("_")  # `_target_` names a class to import
@@ -200,7 +200,7 @@ def ppo_key(path: str) -> str:
 
 
 def randomized_properties(params: Mapping[str, Any], way: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the single properties of a randomisation, each with its path."""
+    """Return the individual properties of a randomisation, each with its path."""
     found = []
     for key, value in params.items():
         path = (*way, key)
@@ -211,8 +211,8 @@ def randomized_properties(params: Mapping[str, Any], way: tuple[str, ...] = ()) 
 
 
 def find_asset(file: Path, name: str) -> Path | None:
-    """Return a file below a folder `assets` next to or above `file`; never one that lies elsewhere."""
-    with suppress(OSError, ValueError):  # a name that no file can have
+    """Find a file in an `assets` folder next to or above `file`; ignore links to files outside that folder."""
+    with suppress(OSError, ValueError):  # not a valid file name
         leaf = Path(name).name
         for root in (folder / "assets" for folder in file.resolve().parents):
             below = sorted(Path(folder, leaf) for folder, _, names in os.walk(root) if leaf in names)
@@ -223,11 +223,11 @@ def find_asset(file: Path, name: str) -> Path | None:
 
 
 def has_moving_joint(robot: Path) -> bool:
-    """Return whether a robot's file has a joint that a drive could move; objects have none."""
+    """Return whether a robot file has a joint that an actuator could move; objects have none."""
     try:
         return re.search(rb"<joint\b(?![^<>]*\stype\s*=\s*[\"'](fixed|floating|free))", read_bytes(robot)) is not None
     except (OSError, ValueError):
-        return True  # a large file is no object
+        return True  # too large for an object
 
 
 def read_code(file: Path, name: str) -> list[str]:
@@ -252,7 +252,7 @@ def read_code(file: Path, name: str) -> list[str]:
 
 
 def base_is_fixed(code: list[str], word: str) -> bool | None:
-    """Return whether the code fixes the base of the robot called `word`; None if it does not set it."""
+    """Return whether the code fixes the base of the robot called `word`; None if the code does not specify it."""
     option = re.compile(r"fix_base_link\s*=\s*(True|False)\b")
     for text in sorted(code, key=lambda text: word not in text):
         if match := option.search(text, max(0, text.find(word))) or option.search(text):

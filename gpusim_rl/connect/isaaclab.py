@@ -1,4 +1,4 @@
-"""Envs of Isaac Lab 3 on its own simulators; with Newton physics Kit is not needed."""
+"""Isaac Lab 3 envs on Isaac Lab's own simulators; Newton physics does not need Kit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REACHES, NEAREST_M = 3.5, 0.5  # camera distance: multiple of the robot's reach,
 
 
 class IsaacLabEnv(TensorEnvs):
-    """IsaacLab: envs of Isaac Lab, by their id in Gymnasium's registry or from your own configuration.
+    """IsaacLab: Isaac Lab envs, by their id in Gymnasium's registry or from your own configuration.
 
     `envs` is a `DirectRLEnv` or `ManagerBasedRLEnv`, which resets in the same step and keeps the last observation.
     """
@@ -44,7 +44,7 @@ class IsaacLabEnv(TensorEnvs):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> IsaacLabEnv:
-        """Make the envs of the settings."""
+        """Make envs from settings."""
         library_config.refuse_unused(
             cfg, cls.library, {"sim.device": "Try device=", "compute_final_obs": "It is always on"}
         )
@@ -56,35 +56,35 @@ class IsaacLabEnv(TensorEnvs):
             if (render_mode := cfg.kwargs.get("render_mode")) is not None:
                 _draw(env_cfg, in_window=render_mode == "human")
             if importlib.import_module("isaaclab.sim").SimulationContext.instance() is not None:
-                raise ConfigError("Isaac Lab simulates one scene per process, and this process has one", key=name)
+                raise ConfigError("Isaac Lab allows one scene per process, and this process already has one", key=name)
             try:
                 with library_config.in_one_line(name):
                     envs = make(cfg=env_cfg, **cfg.kwargs)
                 return cls(envs, name)
             except FileNotFoundError as error:
-                hint = "Isaac Lab loads it from a server. Try a scene with local files (docs/connect.md#isaac-lab)"
+                hint = "Isaac Lab loads it from a server. Try a scene that uses local files (docs/connect.md#isaac-lab)"
                 raise ConfigError(first_line(error), key=name, hint=hint) from None
 
     def _final_obs(self, obs: Observation, ended: Mask, extras: Mapping[str, Any]) -> Observation:
         if "final_obs" not in extras:  # no episode has ended yet
             self._steps_without_last += 1
             if self._steps_without_last == self.max_episode_length + 1:
-                problem = "no extras['final_obs'] for a whole episode; time limits use the next first observation"
+                problem = "no extras['final_obs'] for a whole episode; time limits use the next episode's observation"
                 logger.warning("%s: %s", self.name, problem)
             return obs
         last = self._numbers(extras["final_obs"])
         return {group: torch.where(ended[:, None], last[group], value) for group, value in obs.items()}
 
     def _begin_episodes(self, obs: Observation, ended: Mask, diverged: Mask) -> tuple[Observation, Mask]:
-        # Only the library can reset an env, so a diverged one reaches its time limit with the next step.
+        # Only the library can reset an env, so force a diverged env to its time limit in the next step.
         late = diverged & ~ended
         self._envs.episode_length_buf.masked_fill_(late, self.max_episode_length)
         return obs, ~late
 
     def render(self) -> list[Any]:
-        """Return a picture per env from Newton's viewer; needs `env.kwargs.render_mode=rgb_array`.
+        """Return an image per env from Newton's viewer; needs `env.kwargs.render_mode=rgb_array`.
 
-        The camera follows the first robot, from the direction of Isaac Lab's camera and at most as far.
+        The camera follows the first robot from the direction of Isaac Lab's camera, and no farther away.
         """
         sim, scene = self._envs.sim, self._envs.scene
         if not sim.visualizers:
@@ -108,7 +108,7 @@ class IsaacLabEnv(TensorEnvs):
 
 
 def find_cfg(cfg: EnvConfig) -> tuple[Any, Any, str]:
-    """Return configuration, constructor and name of the envs of the settings."""
+    """Return the configuration, the constructor and the name of the envs."""
     import_optional("isaaclab", "isaaclab==3.0.0", "task=IsaacLab (Python 3.12)")
     library_config.require_id(cfg, "IsaacLab", "Isaac-Cartpole-Direct")
     presets = [] if cfg.physics is None else [cfg.physics]
@@ -159,4 +159,4 @@ def _draw(env_cfg: Any, *, in_window: bool) -> None:
 
 def _refuse_several_agents(env_cfg: Any, name: str) -> None:
     if hasattr(env_cfg, "possible_agents"):
-        raise ConfigError("envs with several agents are not supported", key=name)
+        raise ConfigError("multi-agent envs are not supported", key=name)

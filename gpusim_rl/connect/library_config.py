@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryConfig:
-    """Section `task` of other libraries' envs, in which nothing may be set."""
+    """Section `task` of other libraries' envs; none of its settings may be changed."""
 
     randomize: Literal[False] = False
     randomization_params: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class LibraryConfig:
         for key, value, hint in (
             ("reset_from.share", self.reset_from.share > 0.0, "Try 0"),
             ("randomization_params", self.randomization_params, "Try env.cfg"),
-            ("observations", self.observations, "Try without it"),
+            ("observations", self.observations, "Try removing it"),
         ):
             if value:
                 raise ConfigError("no effect on envs of other libraries", key=f"task.{key}", hint=hint)
@@ -43,19 +43,19 @@ class LibraryConfig:
 @contextlib.contextmanager
 def quietly(library: str) -> Iterator[None]:
     """Suppress the output of a library while it makes its envs."""
-    logger.info("making envs of %s; compiling kernels may take minutes", library)
+    logger.info("making %s envs; compiling kernels may take minutes", library)
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
 def refuse_unused(cfg: EnvConfig, library: str, ours: Mapping[str, str]) -> None:
-    """Raise ConfigError for settings without effect, and fields of `env.cfg` that we set.
+    """Raise ConfigError for settings without effect, and for fields of `env.cfg` that we set ourselves.
 
-    `ours` maps such fields, besides num_envs and seed, to hints.
+    `ours` maps such fields to hints, in addition to num_envs and seed.
     """
     for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
-            raise ConfigError(f"no effect on envs of {library}", key=f"env.{key}", hint="Try env.cfg.<field>")
+            raise ConfigError(f"no effect on {library} envs", key=f"env.{key}", hint="Try env.cfg.<field>")
     for path, hint in ({"scene.num_envs": "Try num_envs=", "seed": "Try seed="} | {**ours}).items():
         node: Any = cfg.cfg
         for key in path.split("."):
@@ -72,7 +72,7 @@ def require_id(cfg: EnvConfig, task: str, example: str) -> None:
 
 
 def require_shape(action: Tensor, num_envs: int, num_actions: int) -> None:
-    """Raise ValueError unless actions have this shape."""
+    """Raise ValueError unless actions have shape [num_envs, num_actions]."""
     if list(action.shape) != [num_envs, num_actions]:
         raise ValueError(f"step() needs actions of shape {[num_envs, num_actions]}, got {list(action.shape)}")
 
@@ -86,7 +86,7 @@ def made_by_function(target: str, example: str) -> Any:
 
 @contextlib.contextmanager
 def in_one_line(name: str) -> Iterator[None]:
-    """Raise a library's ImportError, TypeError or ValueError as ConfigError."""
+    """Convert a library's ImportError, TypeError or ValueError to ConfigError."""
     try:
         yield
     except (ImportError, TypeError, ValueError) as error:
@@ -104,7 +104,7 @@ def module_and_id(name: str) -> str:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            hint = f"Try pip install {error.name}, or start in the folder of {error.name}.py"
+            hint = f"Try pip install {error.name}, or running from the folder of {error.name}.py"
             raise ConfigError(first_line(error), key=f"env.id={name}", hint=hint) from None
         except Exception as error:
             if is_out_of_memory(error):
@@ -117,7 +117,7 @@ def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
     """Set fields of another library's nested configuration."""
     for name, value in changes.items():
         fields = cfg if isinstance(cfg, dict) else getattr(cfg, "__dict__", {})
-        by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # values by joint name, say
+        by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # e.g. values by joint name
         if by_pattern and _is_number(value):
             cfg[name] = float(value)
             continue

@@ -1,4 +1,4 @@
-"""Envs of mjlab on its own simulator, MuJoCo Warp, on CUDA or a CPU."""
+"""mjlab envs on mjlab's own simulator, MuJoCo Warp, on CUDA or the CPU."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gpusim_rl.sim.warp import start_warp
 
 
 class MjLabEnv(TensorEnvs):
-    """MjLab: envs of mjlab, by their id in its registry or from your own configuration.
+    """MjLab: mjlab envs, by their id in mjlab's registry or from your own configuration.
 
-    `envs` is a `ManagerBasedRlEnv`. We reset it, to keep the true last observation, which synchronises with the device
-    in each step.
+    `envs` is a `ManagerBasedRlEnv`. We reset it ourselves to keep the true last observation; this synchronises with the
+    device in each step.
     """
 
     library = "mjlab"
@@ -31,9 +31,9 @@ class MjLabEnv(TensorEnvs):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> MjLabEnv:
-        """Make the envs of the settings."""
+        """Make envs from settings."""
         if cfg.physics is not None:
-            raise ConfigError("no effect on envs of mjlab", key="env.physics", hint="Try without it")
+            raise ConfigError("no effect on mjlab envs", key="env.physics", hint="Try removing it")
         library_config.refuse_unused(cfg, cls.library, {"auto_reset": "It is always off"})
         if unknown := cfg.kwargs.keys() - {"render_mode"}:
             raise ConfigError("not an argument of mjlab's envs", key=f"env.kwargs.{min(unknown)}", hint="Try env.cfg")
@@ -47,7 +47,7 @@ class MjLabEnv(TensorEnvs):
                 with library_config.in_one_line(name):
                     envs = make(env_cfg, device=str(device), **cfg.kwargs)
             except mujoco.FatalError as error:  # raised by its renderer
-                raise ConfigError(first_line(error), key=name, hint="Try the variable MUJOCO_GL=egl") from None
+                raise ConfigError(first_line(error), key=name, hint="Try setting MUJOCO_GL=egl") from None
             return cls(envs, name)
 
     def _final_obs(self, obs: Observation, ended: Mask, extras: Mapping[str, Any]) -> Observation:
@@ -62,7 +62,7 @@ class MjLabEnv(TensorEnvs):
         return obs, torch.ones_like(where)
 
     def render(self) -> list[Any]:
-        """Return the picture of mjlab's camera; needs `env.kwargs.render_mode=rgb_array`."""
+        """Return an image from mjlab's camera; needs `env.kwargs.render_mode=rgb_array`."""
         picture = self._envs.render()
         if picture is None:
             raise ConfigError("the envs do not render", key=self.name, hint="Try render_mode=rgb_array")
@@ -70,8 +70,8 @@ class MjLabEnv(TensorEnvs):
 
 
 def find_cfg(cfg: EnvConfig) -> tuple[Any, str]:
-    """Return configuration and name of the envs of the settings."""
-    import_optional("mjlab", "mjlab==1.6.0", "task=MjLab (in an environment of its own)")
+    """Return the configuration and the name of the envs."""
+    import_optional("mjlab", "mjlab==1.6.0", "task=MjLab (in a separate Python environment)")
     library_config.require_id(cfg, "MjLab", "Mjlab-Velocity-Flat-Unitree-Go1")
     if cfg._target_ is not None:
         made = library_config.made_by_function(cfg._target_, "my_envs.my_env_cfg")

@@ -17,11 +17,11 @@ Obs = Float[Tensor, "envs obs"] | dict[str, Tensor]
 
 
 class RlGamesEnv(IVecEnv):
-    """One of our environments as rl_games' `IVecEnv`; a group `critic` becomes its states, for `central_value_config`.
+    """One of our environments as rl_games' `IVecEnv`; a `critic` group becomes the states for `central_value_config`.
 
-    With `value_bootstrap` (the default), rl_games values a truncated episode at the observation before the last step.
-    If the task's `clip_actions` is not 1, set rl_games' `clip_actions: False`, or it scales [-1, 1] to that limit.
-    `device` is the learning device. The adapter resets `env`.
+    `value_bootstrap` (on by default) bootstraps truncated episodes from the observation before the last step.
+    If the task's `clip_actions` is not 1, set `clip_actions: False` in rl_games; otherwise, it scales [-1, 1] to that
+    limit. `device` is the learning device. The adapter resets `env`.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -55,7 +55,7 @@ class RlGamesEnv(IVecEnv):
 
 
 def register(env: VecEnv, name: str = "gpusim_rl", *, device: torch.device | None = None) -> RlGamesEnv:
-    """Register an environment as `config.env_name: <name>`; `config.num_actors` must be its number of envs."""
+    """Register an environment as `config.env_name: <name>`; `config.num_actors` must equal its number of envs."""
     adapter = RlGamesEnv(env, device=device)
     vecenv.register(name, lambda config_name, num_actors, **kwargs: adapter)
     env_configurations.register(name, {"vecenv_type": name, "env_creator": lambda **kwargs: adapter})

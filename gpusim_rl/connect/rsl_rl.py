@@ -17,8 +17,8 @@ from gpusim_rl.env import VecEnv
 class RslRlEnv(RslRlVecEnv):
     """One of our environments as rsl_rl's `VecEnv`; observation groups keep their names for `obs_groups`.
 
-    rsl_rl values a truncated episode (`extras["time_outs"]`) at the observation before the last step. `reward_scale`
-    also scales the returns in its log. The adapter resets `env`.
+    rsl_rl bootstraps truncated episodes (`extras["time_outs"]`) from the observation before the last step.
+    `reward_scale` also scales the returns that rsl_rl logs. The adapter resets `env`.
     """
 
     def __init__(self, env: VecEnv, *, reward_scale: float = 1.0) -> None:

@@ -21,10 +21,10 @@ class Sb3Env(Sb3VecEnv):
 
     An env's `info` is empty until its episode ends. Then it has
 
-    - `terminal_observation`: last observation before the reset; of a diverged env, the previous one;
-    - `TimeLimit.truncated`: whether the next state has the value of that observation;
-    - `episode`: unscaled return `r`, length `l` [control steps] and time `t` [s], as from a `Monitor`, unless the start
-      was staggered or the env diverged.
+    - `terminal_observation`: last observation before the reset; for a diverged env, the one before;
+    - `TimeLimit.truncated`: whether to bootstrap from the value of that observation;
+    - `episode`: unscaled return `r`, length `l` [control steps] and time `t` [s], as in SB3's `Monitor`, unless the
+      start was staggered or the env diverged.
 
     The adapter resets `env`.
     """

@@ -17,11 +17,11 @@ from gpusim_rl.env import VecEnv
 
 
 class SkrlEnv(Wrapper):
-    """One of our environments as skrl's `Wrapper`; a group `critic` becomes skrl's states.
+    """One of our environments as skrl's `Wrapper`; a `critic` group becomes skrl's states.
 
-    The envs are reset at construction only; `reset()` returns the observation. With `time_limit_bootstrap=True`, skrl's
-    PPO values a truncated episode at the first observation of the next one; `FinalObsPPO` uses the true last one. With
-    False (skrl's default) advantages leak between episodes. `device` is the learning device.
+    The envs are reset only at construction, not by `reset()`. With `time_limit_bootstrap=True`, skrl's
+    PPO bootstraps a truncated episode from the next episode's first observation; `FinalObsPPO` uses the true last one.
+    With False (skrl's default) advantages leak between episodes. `device` is the learning device.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -37,7 +37,7 @@ class SkrlEnv(Wrapper):
 
     @property
     def state_space(self) -> Box | None:
-        """Space of one env's critic observation; None without a group `critic`."""
+        """Space of one env's critic observation; None without a `critic` group."""
         return self._spaces.get("critic")
 
     @property
@@ -50,12 +50,12 @@ class SkrlEnv(Wrapper):
         return self._obs["policy"], {}
 
     def state(self) -> Float[Tensor, "envs states"] | None:
-        """Return the critic's observation; None without a group `critic`."""
+        """Return the critic observation; None without a `critic` group."""
         return self._obs.get("critic")
 
     @torch.no_grad()
     def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Advance all envs by one control step; columns are [num_envs, 1], and the info has `final_obs`."""
+        """Advance all envs by one control step; rewards and flags are [num_envs, 1], and the info has `final_obs`."""
         previous, step = self._obs, self._env.step(actions.to(self._env.device))
         self._obs = self._moved(step.obs)
         diverged = step.diverged.to(self._device)[:, None]
@@ -66,7 +66,7 @@ class SkrlEnv(Wrapper):
         return self._obs["policy"], reward, terminated, truncated, {"final_obs": final_obs}
 
     def render(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing; there is no picture."""
+        """Do nothing; rendering is not supported."""
 
     def close(self) -> None:
         """Close the simulator."""
@@ -77,7 +77,7 @@ class SkrlEnv(Wrapper):
 
 
 class FinalObsPPO(PPO):
-    """skrl's PPO with a time-limit bootstrap from `infos["final_obs"]`; set `time_limit_bootstrap`."""
+    """skrl's PPO with a time-limit bootstrap from `infos["final_obs"]`; needs `time_limit_bootstrap=True`."""
 
     def record_transition(self, **transition: Any) -> None:  # type: ignore[override]
         """Record a transition of all envs."""

@@ -22,16 +22,16 @@ SIDES = re.compile(
     r"(?<![A-Za-z])(left|right|front|rear|hind|back|[lrfhb]|[frhbl][lrfh])(?![a-z])|(Left|Right)(?=[A-Z])",
     re.IGNORECASE,
 )
-"""Words of a joint's name that denote its leg or arm."""
+"""Words in a joint name that denote the leg or arm."""
 FIELD_TYPES = {"bool", "dict", "float", "int", "list", "str"}
 """Names that a field must not shadow."""
-YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # words that yaml does not read as text
+YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # words that yaml does not parse as strings
 
 
 def literal(value: Any, yaml: bool = False) -> str:
     """Format plain data as a literal of Python or flow-style yaml, on one line without control characters.
 
-    Raises TaskError for a non-finite number, or a text that yaml would read as a reference.
+    Raises TaskError for a non-finite number, or a string that settings would read as a reference.
     """
     match value:
         case str():
@@ -62,12 +62,12 @@ def is_field(name: Any) -> bool:
 
 
 def number(value: float) -> float | int:
-    """Return 60 for 59.9999: rates are stored as periods."""
+    """Round values such as 59.9999 to 60: rates are stored as periods."""
     return round(value) if abs(value - round(value)) < 5e-4 else value
 
 
 def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values by name pattern if all matching joints differ only in their side, else by joint."""
+    """Return values keyed by name pattern if the matching joints differ only in their side, else by joint name."""
     patterns = {joint: re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", escape(joint))) for joint in joints}
     result: dict[str, Any] = {}
     for joint, value in values.items():
@@ -79,7 +79,7 @@ def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nearly(one: Any, two: Any) -> bool:
-    """Compare two values, floats within 0.02."""
+    """Return whether two values are equal, or floats within 0.02 of each other."""
     return abs(one - two) <= 0.02 if isinstance(one, float) and isinstance(two, float) else one == two
 
 
@@ -111,7 +111,7 @@ def yaml_lines(values: Mapping[str, Any], indent: int) -> list[str]:
 
 
 def type_of(value: Any) -> str:
-    """Return the annotation of a field."""
+    """Return the type annotation for a field with this value."""
     if isinstance(value, dict | list):
         items = value.values() if isinstance(value, dict) else value
         kind = "float" if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items) else "Any"
@@ -120,12 +120,12 @@ def type_of(value: Any) -> str:
 
 
 def rounded(value: float) -> float:
-    """Round to two digits."""
+    """Round to two significant digits."""
     return float(f"{value:.2g}")
 
 
 def render(folder: Path, template: str, **values: Any) -> str:
-    """Fill a template of a folder; filters `py` and `yaml` write third-party names and values as literals."""
+    """Render a template of a folder; the filters `py` and `yaml` format third-party names and values as literals."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 class TensorEnvs(Environment):
-    """Vector env with observations, rewards and ends in torch tensors.
+    """Vector env whose observations, rewards and end flags are torch tensors.
 
     Attributes:
         groups: Observation group of the library for each of our groups; `policy` is required.
-        keeps_last_obs: Field and value of the library's configuration that keep the true last observation.
-        counts_ends: Whether the library logs counts of ended envs by reason (Isaac Lab logs shares).
+        keeps_last_obs: Field of the library's configuration that preserves the true last observation, and its value.
+        counts_ends: Whether the library logs counts of ended envs by reason (Isaac Lab logs fractions).
     """
 
     groups: ClassVar[Mapping[str, str]]
@@ -44,7 +44,7 @@ class TensorEnvs(Environment):
         name = name or type(envs).__name__
         field, value = self.keeps_last_obs
         if not hasattr(envs.cfg, field):
-            problem = f"this version of {self.library} has no {field} and loses last observations"
+            problem = f"this version of {self.library} has no {field}, so last observations are lost"
             raise ConfigError(problem, key=name, hint="Try the version in docs/connect.md")
         setattr(envs.cfg, field, value)
         self.name, self._envs = name, envs
@@ -65,7 +65,7 @@ class TensorEnvs(Environment):
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
-        """Wrap envs from a user's script, which keep their seed."""
+        """Wrap envs from a user's script; they keep their seed."""
         refuse_unused(cfg, cls.library, {})
         return cls(envs)
 
@@ -83,14 +83,14 @@ class TensorEnvs(Environment):
         return obs
 
     def step(self, action: Tensor) -> Step:
-        """Advance all envs by one control step and reset those whose episode ended, as `GymnasiumEnv.step`."""
+        """Advance all envs by one control step and reset those whose episode ended; see `GymnasiumEnv.step`."""
         require_shape(action, self.num_envs, self.num_actions)
         with self._in_order():
             bad_action = ~action.isfinite().all(dim=1)
             sent = self._to_library(action.masked_fill(bad_action[:, None], 0))
             library_obs, reward, terminated, truncated, extras = self._envs.step(sent)
             ended = terminated | truncated
-            if not self._stepped:  # some names are logged from the first step on
+            if not self._stepped:  # some names appear only with the first step
                 self._take_names(extras)
                 self._stepped = True
             if self._time_limit_ends:
@@ -124,7 +124,7 @@ class TensorEnvs(Environment):
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
-        """Run the library on torch's default stream, which Warp's streams are ordered with."""
+        """Run the library on torch's default stream, with which Warp's streams synchronise."""
         if self.device.type != "cuda":
             yield
             return
@@ -146,9 +146,9 @@ class TensorEnvs(Environment):
 
     @abstractmethod
     def _begin_episodes(self, obs: Observation, ended: Mask, diverged: Mask) -> tuple[Observation, Mask]:
-        """Begin episodes in ended and diverged envs; return observations and which envs begin now.
+        """Begin episodes in ended and diverged envs; return observations and a mask of the envs that begin now.
 
-        Other diverged envs begin with the end of the next step, which is no sample.
+        Other diverged envs begin at the end of the next step, which is not used as a sample.
         """
 
     def _numbers(self, obs: Any) -> Observation:
@@ -164,8 +164,8 @@ class TensorEnvs(Environment):
             if theirs in obs:
                 terms = [*obs[theirs].values()] if isinstance(obs[theirs], Mapping) else [obs[theirs]]
                 if any(term.dim() > 3 for term in terms):
-                    hint = "Try an env that observes numbers"
-                    raise ConfigError(f"observations {theirs!r} contain pictures", key=self.name, hint=hint)
+                    hint = "Try an env with numeric observations"
+                    raise ConfigError(f"observation group {theirs!r} contains images", key=self.name, hint=hint)
                 numbers[group] = torch.cat([x.detach().reshape(self.num_envs, -1).float() for x in terms], dim=1)
         return numbers
 
@@ -177,7 +177,7 @@ class TensorEnvs(Environment):
         return dict(zip(self._rewards.active_terms, terms.unbind(1), strict=True))
 
     def _stats(self, ended: Mask, extras: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the library's log entries, means over the episodes that ended in this step."""
+        """Return the library's log entries, averaged over the episodes that ended in this step."""
         log, missing = extras.get("log", {}), torch.full((self.num_envs,), torch.nan, device=self.device)
         stats = {}
         for name in self._stat_names:
@@ -195,7 +195,7 @@ class TensorEnvs(Environment):
         """Warn about the first env with a non-finite number."""
         bad = self._not_finite.nonzero().flatten().tolist()
         if bad:
-            message = "%s: step() returned NaN or infinity (env %d). Such samples are dropped and count in sim/diverged"
+            message = "%s: step() returned NaN or infinity (env %d). These samples are dropped; see sim/diverged"
             logger.warning(message, self.name, bad[0])
         return None
 
@@ -208,7 +208,7 @@ class TensorEnvs(Environment):
         return state | ({"curricula": curricula} if curricula else {})
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begin new episodes at the curriculum state of another run, taking env i modulo its number of envs."""
+        """Begin new episodes at another run's curriculum state; env i takes entry i modulo its number of envs."""
         self._envs.common_step_counter = int(state.get("common_step_counter", 0))
         index = torch.arange(self.num_envs, device=self.device)
         for name, term in self._curricula().items():
@@ -247,7 +247,7 @@ _SUMS, _ENDS = "Episode_Reward/", "Episode_Termination/"  # log prefixes; we log
 
 
 def actions_of(space: Any, device: torch.device, name: str) -> tuple[ActionSpace, Callable[[Tensor], Tensor]]:
-    """Return our action space, and the function from our actions to the library's."""
+    """Return our action space, and a function that maps our actions to the library's."""
     if hasattr(space, "low") and hasattr(space, "high"):
         size = int(np.prod(space.shape))
         low, high = (

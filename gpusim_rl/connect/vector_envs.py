@@ -31,7 +31,7 @@ ENVPOOL_KEYS = {"env_id", "players", "elapsed_step", "terminated", "TimeLimit.tr
 
 
 class _EnvPoolEnvs(VectorEnv):
-    """Synchronous EnvPool env in Gymnasium's interface; reset on request, seeded by `envpool.make`."""
+    """Synchronous EnvPool envs with Gymnasium's interface; reset on request, seeded by `envpool.make`."""
 
     def __init__(self, envs: Any) -> None:
         self._envs = envs
@@ -89,7 +89,7 @@ class _Sb3Envs(VectorEnv):
 
 
 def adapt(envs: Any, name: str) -> VectorEnv:
-    """Return a vector env of Gymnasium (>= 1.1), EnvPool or Stable-Baselines3 as Gymnasium's."""
+    """Adapt a vector env of Gymnasium (>= 1.1), EnvPool or Stable-Baselines3 to Gymnasium's interface."""
     if hasattr(envs, "async_reset"):  # EnvPool: also a VectorEnv, but with the spaces of one env
         return _EnvPoolEnvs(envs)
     if isinstance(envs, VectorEnv):
@@ -115,7 +115,7 @@ def time_limit_of(envs: VectorEnv) -> int | None:
 
 
 def make(cfg: EnvConfig, num_envs: int, seed: int) -> tuple[Any, str]:
-    """Make the envs of the settings; return the library's vector env and its name in messages.
+    """Make envs from settings; return the library's vector env and its name for messages.
 
     Only EnvPool needs `seed` here.
     """
@@ -165,14 +165,14 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
     if cfg.max_episode_steps is not None:
         if typed not in (None, cfg.max_episode_steps):
             problem = f"differs from env.max_episode_steps={cfg.max_episode_steps}"
-            raise ConfigError(problem, key="env.kwargs.max_episode_steps", got=typed, hint="Try one of them")
+            raise ConfigError(problem, key="env.kwargs.max_episode_steps", got=typed, hint="Try only one of them")
         typed = kwargs["max_episode_steps"] = cfg.max_episode_steps
     if cfg.vectorization != "vector_entry_point":
         # Without autoreset, the true last observation is returned. CheckedEnv copies anyway.
         kwargs["vector_kwargs"] = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
         maker = os.getpid() if cfg.vectorization == "async" else None
         kwargs["wrappers"] = [partial(CheckedEnv, name=name, maker=maker)]
-        kwargs.setdefault("disable_env_checker", True)  # CheckedEnv corrects what it warns about
+        kwargs.setdefault("disable_env_checker", True)  # CheckedEnv fixes what the checker would warn about
     make_envs = partial(gymnasium.make_vec, name, num_envs=num_envs, vectorization_mode=cfg.vectorization)
     gc.collect()  # a simulator collected in a forked process would wait for threads that the fork lacks
     try:

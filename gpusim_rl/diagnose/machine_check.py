@@ -24,7 +24,7 @@ from gpusim_rl.settings.simulators import WARP_PYTHON
 LITTLE_MEMORY_GB = 2.0  # enough for Cartpole, barely for Ant at 4096 envs
 LITTLE_DISK_GB = 1.0  # some checkpoints and videos
 
-# Modules by package: nothing trains without the first, and some simulators need the others.
+# Modules by package: NEEDED for every training, OF_SIMULATORS for some simulators.
 NEEDED = {"torch": "torch", "numpy": "numpy", "mujoco": "mujoco", "hydra-core": "hydra"}
 OF_SIMULATORS = {"mujoco-warp": "mujoco_warp", "warp-lang": "warp", "newton": "newton"}
 
@@ -51,7 +51,7 @@ class Gpu:
     capability: str
     memory_gb: float
     bf16: bool
-    problem: str = ""  # why torch cannot compute on it
+    problem: str = ""  # reason why torch cannot use it
 
 
 def check_machine(runs: Path) -> list[Check]:
@@ -65,7 +65,7 @@ def check_machine(runs: Path) -> list[Check]:
 
 
 def memory_check(free_gb: float) -> Check:
-    """Check the RAM that this process can still use [GB]."""
+    """Check the RAM available to this process [GB]."""
     total = psutil.virtual_memory().total / 1e9
     text = f"{free_gb:.1f} of {total:.1f} GB available"
     if free_gb < LITTLE_MEMORY_GB:
@@ -83,7 +83,7 @@ def gpu_checks(
         if gpu.problem:
             fix = "install a newer (for an old GPU: an older) build of torch"
             if is_out_of_memory(RuntimeError(gpu.problem)) or "busy" in gpu.problem:
-                fix = "stop other programs on it (see nvidia-smi)"
+                fix = "stop other programs on this GPU (see nvidia-smi)"
             checks.append(Check("GPU", "failed", f"{text}: {gpu.problem}", f"{fix}, or train with device=cpu"))
         else:
             checks.append(Check("GPU", "ok", f"{text}, {'bf16' if gpu.bf16 else 'no bf16: networks run in fp32'}"))
@@ -94,7 +94,7 @@ def gpu_checks(
     names = ", ".join(device["name"] for device in driver["devices"]) or "none"
     text = f"driver {driver['driver']}, GPUs: {names}; torch cannot use them"
     if built_for is None:
-        return [Check("GPU", "warning", f"{text}: it is a CPU build", "install a CUDA build of torch (pytorch.org)")]
+        return [Check("GPU", "warning", f"{text} (CPU build)", "install a CUDA build of torch (pytorch.org)")]
     if visible is not None:
         return [Check("GPU", "warning", f"{text}: CUDA_VISIBLE_DEVICES={visible!r}", "unset CUDA_VISIBLE_DEVICES")]
     fix = f"update the driver, or install a torch built for an older CUDA than {built_for}"
@@ -123,7 +123,7 @@ def _cpus() -> Check:
     load = psutil.getloadavg()[0]
     text = f"{available_cpus()} of {cpu['threads']} available ({cpu['model']}), load {load:.1f}"
     if load > 1.25 * (cpu["threads"] or 1):
-        return Check("CPUs", "warning", f"{text}: other programs use them", "stop them before you measure speeds")
+        return Check("CPUs", "warning", f"{text}: other programs are using them", "stop them before measuring speeds")
     return Check("CPUs", "ok", text)
 
 
@@ -185,7 +185,7 @@ def _kernel_cache() -> Check:
         reason = str(error).partition("; try ")[0].partition(". Try ")[0]
         text = f"{reason}: sim=mjwarp and sim=newton cannot run"
         return Check("kernels", "failed" if cuda else "warning", text, "set WARP_CACHE_PATH to a writable folder")
-    text = f"{folder}: {len(modules)} modules" if modules else f"{folder}: empty, the first run compiles for minutes"
+    text = f"{folder}: {len(modules)} modules" if modules else f"{folder}: empty; the first run compiles for minutes"
     return Check("kernels", "ok", text)
 
 
@@ -196,7 +196,7 @@ def _rendering() -> Check:
     working = [name for name in tried if gl_works(name)]
     if working:
         return Check("rendering", "ok", f"OpenGL through {', '.join(working)}")
-    text = f"no OpenGL without a display (tried {', '.join(tried)}): videos use a slower ray caster"
+    text = f"OpenGL does not work without a display (tried {', '.join(tried)}): videos use a slower ray caster"
     fix = f"on Debian or Ubuntu: apt-get install {DEBIAN_GL}" if sys.platform.startswith("linux") else ""
     return Check("rendering", "warning", text, fix)
 

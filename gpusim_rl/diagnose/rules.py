@@ -1,4 +1,4 @@
-"""Rules that find what limits a run, and name the setting to change."""
+"""Rules that find a run's bottlenecks and suggest settings to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Limit of a run, with remedies."""
+    """Bottleneck of a run, with remedies."""
 
     cost: float  # maximum share of the run's time at stake; 1 if results are wrong or the run may crash
     problem: str  # one clause with numbers
@@ -27,7 +27,7 @@ class Finding:
 
 
 def diagnose(stats: RunStats) -> list[Finding]:
-    """Return all findings, the most costly first."""
+    """Return all findings, most costly first."""
     findings = [dataclasses.replace(found, rule=rule.__name__) for rule in RULES if (found := rule(stats)) is not None]
     return sorted(findings, key=lambda finding: -finding.cost)
 
@@ -49,18 +49,18 @@ def conclusion(stats: RunStats) -> str:
 
 
 def contact_buffers(run: RunStats) -> Finding | None:
-    """Find dropped contacts: bodies sink into each other."""
+    """Find dropped contacts, which let bodies sink into each other."""
     if run.overflow <= 0:
         return None
     problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts, so physics is wrong"
     used = [1.1 if share is None else share for share in (run.njmax_used, run.nconmax_used)]  # full, if unknown
     if max(used) <= 1.0:
-        hint = "the limit is MuJoCo Warp's own: use spheres and capsules instead of boxes and meshes, or other cells"
+        hint = "the limit is MuJoCo Warp's: use spheres and capsules instead of boxes or meshes, or other cell sizes"
         return Finding(1.0, problem, hint=hint)
     if run.njmax and run.nconmax:
         room = {"njmax": run.njmax, "nconmax": run.nconmax}
         needs = {name: share * size for share, (name, size) in zip(used, room.items(), strict=True)}
-        from gpusim_rl.sim.buffers import enough  # imports torch and MuJoCo, which take long
+        from gpusim_rl.sim.buffers import enough  # slow: imports torch and MuJoCo
 
         return Finding(1.0, problem, (enough(room, needs),))
     return Finding(1.0, problem, hint="double sim.njmax and sim.nconmax, shown at the start of the run")
@@ -70,7 +70,7 @@ def diverged_envs(run: RunStats) -> Finding | None:
     """Find frequent divergence; a single env now and then is normal."""
     if run.diverged < 1e-3:
         return None
-    problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps, whose samples are lost"
+    problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps; these samples are lost"
     settings = (f"task.physics_hz={2 * run.physics_hz:g}",) if run.physics_hz else ()
     return Finding(min(1.0, 100 * run.diverged), problem, settings)
 
@@ -81,7 +81,7 @@ def gpu_memory(run: RunStats) -> Finding | None:
 
 
 def ram(run: RunStats) -> Finding | None:
-    """Find RAM near its limit, where the machine swaps or the kernel ends the run."""
+    """Find RAM near its limit, where the machine swaps or the kernel kills the run."""
     return _memory("RAM", run, run.memory_gb, run.memory_limit_gb)
 
 
@@ -105,13 +105,13 @@ def memory_leak(run: RunStats) -> Finding | None:
 
 
 def graph_fallback(run: RunStats) -> Finding | None:
-    """Find a requested graph that could not be captured."""
+    """Find a requested CUDA graph that could not be captured."""
     if not run.on_gpu or "cannot be captured" not in run.graph_reason:
         return None
     problem, cost = f"graph={run.graph_mode}, because {run.graph_reason}", 0.3 if run.gpu_idle is None else run.gpu_idle
     in_update = run.graph_reason.startswith("the update ")
     settings = ("compile=off",) if in_update and run.compile else ()
-    hint = "this is independent of the task: please report it" if in_update else "change that in the task"
+    hint = "this is independent of the task: please report it" if in_update else "change this in the task"
     return Finding(max(0.05, cost), problem, settings, "" if settings else hint)
 
 
@@ -131,7 +131,7 @@ def few_envs(run: RunStats) -> Finding | None:
     if run.rl_device != "cpu" or run.step_s > 2e-3 or run.num_actors:
         return None
     envs = f"all {run.num_envs} envs" + (f" of each of {run.processes} processes" if run.processes > 1 else "")
-    problem = f"a control step of {envs} takes {1000 * run.step_s:.1f} ms, mostly overhead of Python and torch"
+    problem = f"a control step of {envs} takes {1000 * run.step_s:.1f} ms, mostly Python and torch overhead"
     return Finding((run.simulate + run.policy) / 2, problem, (f"num_envs={max(64, 4 * run.num_envs)}",))
 
 
@@ -140,10 +140,10 @@ def oversubscribed(run: RunStats) -> Finding | None:
     if not run.too_many_threads:
         return None
     physics, torch = run.physics_threads or 0, run.torch_threads or 0
-    if run.most_threads <= run.cpus:  # only all processes together have too many
+    if run.most_threads <= run.cpus:  # only the processes together have too many
         machine_cpus = run.machine_cpus or 0
         problem = f"{run.local_processes} processes of {run.most_threads} threads on {_cpus(machine_cpus)}"
-        hint = f"start fewer, with more envs: torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}"
+        hint = f"start fewer processes: torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}"
         return Finding(1.0 - machine_cpus / (run.local_processes * run.most_threads), problem, hint=hint)
     problem = f"{physics} physics threads and {torch} torch threads on {_cpus(run.cpus)}"
     settings = ("sim.num_threads=null",) if physics > run.cpus else ()
@@ -186,7 +186,7 @@ def simulation_bound(run: RunStats) -> Finding | None:
         return None
     problem = f"simulation-bound: physics, task and resets take {_percent(run.simulate)} of the time"
     if run.cpu_physics and run.cpu_idle is not None and run.cpu_idle > 0.4 and not run.contended:
-        problem += f" at {run.cpu_percent:.0f} % CPU: a hook of the task waits, or runs on one thread"
+        problem += f" at {run.cpu_percent:.0f} % CPU: a task hook waits, or runs on one thread"
         return Finding(run.simulate * run.cpu_idle, problem, hint="debug=profile shows where")
     slower, control_hz = (run.physics_hz or 0.0) / 2, run.control_hz
     possible = control_hz and slower >= control_hz and slower % control_hz == 0
@@ -240,7 +240,7 @@ def sums_bound(run: RunStats) -> Finding | None:
     """Find slow all-reduces, which wait for the slowest process."""
     if run.processes < 2 or run.sums is None or run.sums < 0.2:
         return None
-    problem = f"{run.processes} processes spend {_percent(run.sums)} of the time in sums that wait for the slowest one"
+    problem = f"{run.processes} processes spend {_percent(run.sums)} of the time in sums, waiting for the slowest one"
     size = run.minibatch_size
     fewer = (f"{run.algo}.minibatch_size={2 * size}",) if size and run.num_envs * run.horizon > size else ()
     rows = (f"log.interval={10 * run.log_interval}",) if run.log_cost >= 0.05 else ()

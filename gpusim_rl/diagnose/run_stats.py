@@ -17,8 +17,8 @@ from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row, read_csv
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simulator
 
-NEWEST = 500  # rows that are read: a run is judged by its current behaviour
-WARM_UP_ROWS = 10  # maximum at the start: kernels are compiled, graphs captured, memory allocated
+NEWEST = 500  # maximum rows read: a run is judged by its current behaviour
+WARM_UP_ROWS = 10  # maximum warm-up rows: kernels are compiled, graphs captured, memory allocated
 CAPTURED = 4  # warm-up iterations of CUDA graphs: the third captures, in the fourth the host runs ahead of the device
 POSITIVE = {"num_envs", "processes", "local_processes", "horizon", "epochs", "minibatch_size"}  # divisors in rules
 POSITIVE |= {"physics_hz", "control_hz", "log_interval", "cpus"}
@@ -28,7 +28,7 @@ LATER = "Try again after the first iteration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStats:
-    """Statistics of a run; None = unknown. Shares are fractions of the wall-clock time if not stated otherwise."""
+    """Statistics of a run; None = unknown. Shares are fractions of the wall-clock time unless stated otherwise."""
 
     # Settings
     task: str
@@ -58,8 +58,8 @@ class RunStats:
     rl_device: str
     graph_mode: str | None = None  # content of CUDA graphs: off, update, step or rollout
     graph_reason: str = ""
-    processes: int = 1  # learning together
-    local_processes: int = 1  # on the machine of the first one
+    processes: int = 1  # number of learning processes
+    local_processes: int = 1  # number on the first one's machine
     actor_engine: str | None = None  # ray or process
     cpus: int  # available to the process
     machine_cpus: int | None = None
@@ -79,11 +79,11 @@ class RunStats:
     actors: float = 0.0  # wait of the learner for actors
     update: float = 0.0
     log: float = 0.0
-    sums: float | None = None  # in sums over processes, waiting included, in any phase; mean of the processes
+    sums: float | None = None  # in sums over processes, including waits, in any phase; mean over processes
     log_peaks: float = 0.0  # part of `log` beyond its usual share
     cpu_percent: float | None = None  # of the available CPUs
     memory_gb: float | None = None
-    load: float | None = None  # runnable threads of the machine
+    load: float | None = None  # runnable threads on the machine
     gpu_percent: float | None = None
     gpu_memory_gb: float | None = None
     speed_trend: float | None = None  # speed in the last quarter of the rows / first quarter
@@ -100,7 +100,7 @@ class RunStats:
 
     @property
     def cpu_physics(self) -> bool:
-        """True if physics runs on threads of C MuJoCo."""
+        """True if physics runs on C MuJoCo's threads."""
         return self.sim in SIMULATORS and SIMULATORS[self.sim].cpu_threads
 
     @property
@@ -122,7 +122,7 @@ class RunStats:
 
     @property
     def gpu_idle(self) -> float | None:
-        """Share of time in which the GPU waits, except for logging."""
+        """Share of time that the GPU is idle, excluding logging."""
         return None if self.gpu_percent is None else max(0.0, 1.0 - self.gpu_percent / 100.0 - self.log)
 
     @property
@@ -184,7 +184,7 @@ def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
 
 
 def _check(stats: RunStats, folder: Path) -> None:
-    """Raise ConfigError for values that no rule can use."""
+    """Raise ConfigError for values that the rules cannot use."""
     for name, hint in get_type_hints(RunStats).items():
         value, kinds = getattr(stats, name), tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
         fits = isinstance(value, (*kinds, int) if float in kinds else kinds)
@@ -195,7 +195,7 @@ def _check(stats: RunStats, folder: Path) -> None:
 
 
 def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
-    """Read metrics.csv without an incomplete last line, or raise ConfigError; beyond `most` rows drop the middle."""
+    """Read metrics.csv without an incomplete last line, or raise ConfigError; drop middle rows beyond `most`."""
     try:
         content = read_csv(file)
     except OSError as error:
@@ -221,7 +221,7 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
 
 
 def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
-    """Return the number of warm-up rows: the first `iterations`, then others far off the usual time; never all."""
+    """Return the number of warm-up rows: the first `iterations`, then rows with unusual durations; never all."""
     if len(rows) < 2:
         return 0
     usual = statistics.median(_number(row, "time/iteration_s") for row in rows[1:])
@@ -235,7 +235,7 @@ def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
 
 
 def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[Row], warm_up: int) -> RunStats:
-    """Compute the statistics from the files of a run, without warm-up rows."""
+    """Compute the statistics from a run's files, without warm-up rows."""
     task, sim_cfg, log_cfg, algo = config["task"], config["sim"], config["log"], config["algo"]["name"]
     learning = config.get(algo) or {}  # a user's algorithm may have other settings, or none
     sim, learner, graph, compiled, cpu = (
@@ -286,7 +286,7 @@ def make_run_stats(config: dict[str, Any], environment: dict[str, Any], rows: Se
 
 
 class _Rows:
-    """Rows of metrics.csv after `skipped` ones, the last of which marks the start."""
+    """Rows of metrics.csv after the first `skipped`; the last skipped row marks the start."""
 
     def __init__(self, rows: Sequence[Row], skipped: int) -> None:
         self.rows = rows[skipped:]
@@ -342,7 +342,7 @@ class _Rows:
         return sum(self._spent(name)) / self.total_s
 
     def peaks(self, name: str) -> float:
-        """Return the share of all time that a phase takes beyond its median per row."""
+        """Return the share of the total time that a phase takes beyond its median per row."""
         spent = self._spent(name)
         usual = statistics.median(spent)
         return sum(max(0.0, seconds - usual) for seconds in spent) / self.total_s

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from gpusim_rl.diagnose.short_training import Measurement
 
-GAIN = 0.10  # minimum gain in speed of a doubling of the envs that is worth its memory and fewer updates
-CLEARLY = 1.5  # speedup of a device that is worth a change
-SLOWER = 0.25  # loss of speed with more envs that only other programs explain
+GAIN = 0.10  # minimum speed gain from doubling the envs that is worth the memory and fewer updates
+CLEARLY = 1.5  # minimum speedup that is worth another device
+SLOWER = 0.25  # slowdown with more envs that only other programs can explain
 MEMORY = 0.85  # maximum share of the memory for a recommended setting
-ENOUGH = 0.95  # share of the best speed that is as good as the best
+ENOUGH = 0.95  # share of the best speed that counts as the best
 BUSY = 90.0  # load of saturated CPUs [%]
 
 Points = Mapping[int, Measurement]  # by number of envs on one device, of processes or of actors
@@ -123,7 +123,7 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
     speedup = gpu.env_steps_per_s / cpu.env_steps_per_s
     numbers = f"{gpu.env_steps_per_s:,.0f} against {cpu.env_steps_per_s:,.0f} env steps/s"
     if _as_fast(cpu, gpu):
-        return f"a GPU is not worth it for {task}: as fast as the CPU within the scatter of iterations, {numbers}"
+        return f"a GPU is not worth it for {task}: as fast as the CPU within the variation of iterations, {numbers}"
     if speedup >= CLEARLY:
         return f"a GPU is worth it for {task}: {speedup:.1f} times as fast, {numbers}"
     if speedup > 1 / CLEARLY:
@@ -132,7 +132,7 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
 
 
 def efficiency(points: Points) -> dict[int, float]:
-    """Return the speed per process or actor relative to the fewest."""
+    """Return the speed per process or actor, relative to the smallest number of them."""
     each = {count: point.env_steps_per_s / count for count, point in _measured(points).items()}
     return {count: speed / next(iter(each.values())) for count, speed in each.items()}
 
@@ -144,7 +144,7 @@ def useful(points: Points) -> int | None:
 
 
 def reasons(points: Points, unit: str) -> list[str]:
-    """Explain why that number of `processes` or `actors` is useful."""
+    """Explain the useful number of `processes` or `actors`."""
     at, measured = useful(points), _measured(points)
     failed = {count: point.error for count, point in sorted(points.items()) if point.error}
     if at is None:
@@ -174,7 +174,7 @@ def _about_number(at: int, measured: Points, unit: str) -> str:
 def _why_not(point: Measurement, unit: str) -> str:
     wait, causes = point.learner_wait, []
     if unit == "processes" and wait is not None and wait >= 0.2:
-        causes.append(f"{_percent(wait)} of the time is spent in sums over the processes and waiting for the slowest")
+        causes.append(f"{_percent(wait)} of the time is spent in sums over the processes, waiting for the slowest")
     if unit == "actors" and wait is not None and wait < 0.1:
         causes.append(f"the learner is saturated, it waits {_percent(wait)} for rollouts")
     if point.actor_wait is not None and point.actor_wait >= 0.3:
@@ -187,7 +187,7 @@ def _why_not(point: Measurement, unit: str) -> str:
 def _age(point: Measurement) -> str:
     if point.lag is None or point.lag_limit is None or point.lag <= 0.5 * point.lag_limit:
         return ""
-    return f"samples are {point.lag:.1f} updates old on average, of {point.lag_limit} at most"
+    return f"samples are {point.lag:.1f} updates old on average, at most {point.lag_limit}"
 
 
 def _percent(share: float) -> str:

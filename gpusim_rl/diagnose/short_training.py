@@ -1,4 +1,4 @@
-"""Short trainings in subprocesses, as a user starts them, and their measurements."""
+"""Short trainings in subprocesses, started like a user's, and their measurements."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gpusim_rl.settings.overrides import quote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Statistics of a short training. Shares are of the wall-clock time."""
+    """Statistics of a short training. Shares are fractions of the wall-clock time."""
 
-    error: str | None = None  # one line; the rest is then empty
+    error: str | None = None  # one line; all other fields are then empty
     env_steps_per_s: float = 0.0  # median over the measured iterations, all envs
     slowest: float = 0.0  # iteration [env steps/s]
     fastest: float = 0.0  # iteration [env steps/s]
@@ -35,8 +35,8 @@ class Measurement:
     memory_limit_gb: float | None = None
     sim: str = ""
     precision: str = ""  # of the networks
-    learner_wait: float | None = None  # share of waiting for actors, or in sums over processes
-    actor_wait: float | None = None  # share in which actors wait for the learner
+    learner_wait: float | None = None  # share of time waiting for actors, or in sums over processes
+    actor_wait: float | None = None  # share of time that actors wait for the learner
     lag: float | None = None  # mean age of actors' samples [updates]
     lag_limit: int | None = None  # maximum age [updates]
     cpu_percent: float | None = None  # of the CPUs available to the first process and its children
@@ -60,7 +60,7 @@ def measure_training(
         warm_up: Iterations to discard.
         iterations: Minimum number of measured iterations.
         seconds: Minimum duration of the measurement [s].
-        timeout_s: Maximum duration in all [s].
+        timeout_s: Maximum total duration [s].
     """
     with tempfile.TemporaryDirectory() as folder:
         quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.interval=1", "log.checkpoint_interval=1000000"]
@@ -82,7 +82,7 @@ def measure_training(
 
 
 def _wait(training: Child, folder: Path, warm_up: int, iterations: int, seconds: float, timeout_s: float) -> bool:
-    """Wait for enough rows; return False if the training ends or times out before."""
+    """Wait for enough rows; return False if the training ends or times out first."""
     warm_at = None
     while training.running and training.silent_s < timeout_s:
         time.sleep(0.1)

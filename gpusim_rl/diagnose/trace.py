@@ -1,4 +1,4 @@
-"""Profiler traces: work of host and device by phase, and all transfers and waits."""
+"""Profiler traces: host and device work by phase, and all transfers and waits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Transfer:
     """Copy or wait, and where the host requested it."""
 
     phase: str  # of the host's call
-    kind: str  # of the copy, or name of the waiting call
+    kind: str  # kind of copy, or name of the waiting call
     ts: float  # time of the call [us]
     tid: Any  # thread of the call, if known
 
@@ -65,9 +65,9 @@ def load_trace(path: Path) -> list[dict[str, Any]]:
 def read_events(events: Sequence[_Event]) -> Trace:
     """Sum up a profiler trace over its iterations.
 
-    Device work belongs to the phase in which the host launched it, matched by correlation id (for a graph, that of its
-    launch); without a recorded launch to `OUTSIDE`. A device phase ends when its last device work is done and the host
-    has left it; it begins where the previous one ended, or later when the host entered it.
+    Device work belongs to the phase in which the host launched it, matched by correlation id (for a graph, its launch's
+    id), or to `OUTSIDE` without a recorded launch. A device phase ends when its last device work is done and the host
+    has left it; it begins when the previous one ended or the host entered it, whichever is later.
     """
     complete = [event for event in events if event.get("ph") == "X"]
     segments = _segments(complete)
@@ -94,7 +94,7 @@ def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -
             waits.append((event["name"], event))
         elif _LAUNCHES.match(event["name"]) and (index := _index_at(segments, event["ts"])) is not None:
             trace.work[segments[index].phase].launches += 1
-    # The device's records include waits without a recorded call, and queries of events.
+    # The device's records include waits without a recorded call, and event queries.
     recorded = {_argument(event, "correlation") for _, event in waits}
     for event in complete:
         kind, correlation = _argument(event, "cuda_sync_kind"), _argument(event, "correlation")
@@ -114,7 +114,7 @@ def _add_device_work(
     trace: Trace, segments: list[_Segment], complete: list[_Event], calls: Mapping[Any, _Event]
 ) -> tuple[list[float], _Union, _Union]:
     """Add device work to the phases that launched it; return ends of segments, spans of work and graphs."""
-    ends = [segment.end for segment in segments]  # of the host, later of the device too
+    ends = [segment.end for segment in segments]  # on the host; device work extends them below
     busy_spans: list[tuple[float, float]] = []
     graph_spans: dict[Any, tuple[float, float]] = {}
     unlaunched: list[_Event] = []
@@ -152,7 +152,7 @@ def _index_at(segments: list[_Segment], ts: float) -> int | None:
 
 
 def name_function(events: Iterable[_Event], transfer: Transfer, library: re.Pattern[str]) -> str | None:
-    """Return the innermost Python function of a transfer outside a library, from a trace with stacks."""
+    """Return the innermost Python function, outside a library, that made a transfer; needs a trace with stacks."""
     innermost: tuple[float, str] | None = None
     for event in events:
         function = _FUNCTION.fullmatch(event["name"]) if event.get("cat") == "python_function" else None
@@ -170,7 +170,7 @@ def _argument(event: _Event, name: str) -> Any:
 
 
 def _segments(events: Iterable[_Event]) -> list[_Segment]:
-    """Flatten our nested ranges into ordered segments, each of the innermost range."""
+    """Flatten our nested ranges into ordered segments, each assigned to the innermost range."""
     ranges = [
         (event["ts"], event["ts"] + event["dur"], name.removeprefix(PREFIX) if name.startswith(PREFIX) else ITERATION)
         for event in events

@@ -32,7 +32,7 @@ CHECKPOINT = "checkpoint"  # saving reads the policy, but not in every iteration
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Training whose iterations can be run one by one."""
+    """Training whose iterations can be run individually."""
 
     device: torch.device  # of the learner
     iterate: Callable[[], None]  # runs one iteration: rollout, update and logging
@@ -47,7 +47,7 @@ class Audit:
     method: str  # `COUNTED` or `TRACED`
     iterations: int  # number of audited iterations
     work: dict[str, Work]  # by phase, summed over the iterations
-    locations: Counter[SourceLocation]  # copies and waits at each of them
+    locations: Counter[SourceLocation]  # number of copies and waits per location
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for json."""
@@ -65,7 +65,7 @@ class Audit:
         return {"method": self.method, "iterations": self.iterations, "phases": phases, "locations": locations}
 
 
-COUNTED = "operators of torch, counted on the CPU"
+COUNTED = "torch operators, counted on the CPU"
 TRACED = "profiler trace and sync warnings on CUDA"
 
 
@@ -79,7 +79,7 @@ def audit(loop: Loop, *, warm_up: int, iterations: int) -> Audit:
 def our_loop(trainer: Trainer, log: Logger) -> Loop:
     """Return our trainer's loop, with host physics and saving as separate phases."""
 
-    def observe(around: Callable[[str], Any]) -> None:  # context managers that are decorators too
+    def observe(around: Callable[[str], Any]) -> None:  # context managers that also work as decorators
         trainer.collector.timer.observe(around)
         calls: list[tuple[Any, str, str]] = [(trainer, "save", CHECKPOINT)]
         if isinstance(trainer.env, VecEnv) and SIMULATORS[trainer.start.sim.name].cpu_threads:
@@ -116,14 +116,14 @@ def _audit_cuda(loop: Loop, iterations: int) -> Audit:
     events = _trace(loop, iterations)
     if not any(event.get("cat") == "kernel" for event in events):
         hint = "Stop other profilers, or check NVreg_RestrictProfilingToAdminUsers"
-        raise ConfigError("the profiler saw no kernel on this GPU", hint=hint)
+        raise ConfigError("the profiler recorded no kernel on this GPU", hint=hint)
     reading = read_events(events)
     locations = _sync_warnings(loop, iterations, phases)
     for location, count in locations.items():
         work = reading.work.setdefault(location.phase, Work())
-        if not work.syncs:  # torch warns of a wait that the trace lacks
+        if not work.syncs:  # torch warned about a wait that the trace lacks
             work.syncs[location.what] += count
-    # Torch does not warn of Warp's calls and asynchronous copies: their functions are in a trace with stacks.
+    # Torch does not warn about Warp's calls and asynchronous copies; a trace with stacks has their functions.
     if reading.transfers and (loop.library is None or not locations):
         locations += _stack_locations(loop)
     return Audit(TRACED, iterations, reading.work, locations)

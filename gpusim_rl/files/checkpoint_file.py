@@ -1,6 +1,6 @@
 """Checkpoint file: data only, versioned, atomic, with a digest.
 
-A file of `torch.save` (a zip archive) whose comment is the SHA-256 of all bytes before it in hex. See docs/security.md.
+A `torch.save` file (a zip archive) whose archive comment is the hex SHA-256 of all preceding bytes (docs/security.md).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpusim_rl.public import __version__
 FORMAT = 4
 SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)  # exact types
 DIGEST_SIZE = 64  # hex digits
-# Names that the pickle may hold; `weights_only=True` alone allows `bytearray`, which allocates any amount of memory.
+# Names that the pickle may contain; `weights_only=True` alone allows `bytearray`, which allocates any amount of memory.
 CLASSES = {
     *("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "torch device", "torch Size"),
     *("collections OrderedDict", "builtins set", "__builtin__ set", "builtins complex", "__builtin__ complex"),
@@ -43,7 +43,7 @@ DTYPES = tuple(torch.storage._dtype_to_storage_type_map())  # others (uint16) ne
 def save(path: Path, payload: Mapping[str, Any]) -> None:
     """Write a state (nested dicts and lists of tensors and scalars) to `path`, atomically.
 
-    ConfigError if `load` could not read the state; OSError leaves the old file unchanged.
+    Raises ConfigError if `load` could not read the state; an OSError leaves the old file unchanged.
     """
     check_is_data(payload)
     versioned = {"format": FORMAT, "gpusim_rl": __version__, **payload}
@@ -63,12 +63,12 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def check_is_data(node: Any, path: str = "") -> None:
-    """Raise ConfigError if a state, at key path `path`, holds more than data."""
+    """Raise ConfigError if a state, at key path `path`, contains more than data."""
 
     def not_data(value: Any, where: str) -> ConfigError:
         name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         expected = "tensors, numbers, text, lists and dicts"
-        return ConfigError(f"the state to save has a {name} at {where}", expected=expected)
+        return ConfigError(f"the state to save contains a {name} at {where}", expected=expected)
 
     kind = type(node)
     if kind in (dict, OrderedDict):
@@ -81,7 +81,7 @@ def check_is_data(node: Any, path: str = "") -> None:
             check_is_data(value, f"{path}/{index}")
     elif kind in (torch.Tensor, torch.nn.Parameter):
         if node.dtype not in DTYPES:
-            raise ConfigError(f"the state to save has a tensor of {node.dtype} at {path}", hint="Try torch.int32")
+            raise ConfigError(f"the state to save contains a tensor of {node.dtype} at {path}", hint="Try torch.int32")
     elif kind not in SCALARS:
         raise not_data(node, path)
 
@@ -94,7 +94,7 @@ def load(path: Path) -> dict[str, Any]:
 def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
     """Return a checkpoint's content, with tensors on the CPU, and its digest.
 
-    ConfigError if the file is damaged, foreign, of another format, or holds more than data.
+    Raises ConfigError if the file is damaged, not ours, in another format, or contains more than data.
     """
     try:
         file = open_file(path)
@@ -110,24 +110,24 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
         copy.seek(0)
         try:
             payload = torch.load(copy, map_location="cpu", weights_only=True)
-        except Exception:  # torch's reader fails on foreign bytes in a dozen ways, none of them informative
+        except Exception:  # torch's reader fails on invalid bytes in a dozen ways, none of them informative
             raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
         copy.seek(-DIGEST_SIZE, 2)
         digest = copy.read().decode()
     version = payload.get("format") if isinstance(payload, dict) and "gpusim_rl" in payload else None
     if not isinstance(version, int) or version < 1:
-        raise ConfigError("not a checkpoint of gpusim_rl", key=str(path))
+        raise ConfigError("not a gpusim_rl checkpoint", key=str(path))
     if version != FORMAT:
         problem = f"format {version} of gpusim_rl {payload['gpusim_rl']}"
-        expected, hint = f"format {FORMAT} of gpusim_rl {__version__}", "Try the commit in env.json of the run"
+        expected, hint = f"format {FORMAT} of gpusim_rl {__version__}", "Try the commit in the run's env.json"
         raise ConfigError(problem, key=f"checkpoint {path}", expected=expected, hint=hint)
     if not _is_small(payload):
-        raise _foreign(path, "it has values without end")
+        raise _foreign(path, "too many values")
     return payload, digest
 
 
 def _foreign(path: Path, problem: str) -> ConfigError:
-    return ConfigError(f"{problem}; gpusim_rl did not write it", key=f"checkpoint {path}")
+    return ConfigError(f"{problem}; not written by gpusim_rl", key=f"checkpoint {path}")
 
 
 def is_whole(path: Path) -> bool:
@@ -151,7 +151,7 @@ def _in_memory() -> IO[bytes]:
 
 
 def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
-    """Return the hex SHA-256 of the first `size` bytes, copied to `copy`."""
+    """Return the hex SHA-256 of the first `size` bytes, and copy them to `copy`."""
     digest = hashlib.sha256()
     file.seek(0)
     while block := file.read(min(size, 1 << 20)):
@@ -163,10 +163,10 @@ def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
 
 
 def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
-    """Return whether a file, copied to `copy`, matches its digest."""
+    """Return whether a file matches its digest, and copy it to `copy`."""
     try:
         size = file.seek(0, 2) - DIGEST_SIZE
-    except OSError:  # some files of the kernel, such as /proc/self/mem, have no end
+    except OSError:  # some kernel files, such as /proc/self/mem, have no end
         return False
     if size <= 0:
         return False
@@ -180,49 +180,49 @@ def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
 
 def _damaged(path: Path) -> ConfigError:
     """Return the error for a digest mismatch, with the newest good checkpoint nearby."""
-    hint = "No other checkpoint there is good" if path.parent.name == "checkpoints" else ""
+    hint = "No other checkpoint in the folder is good" if path.parent.name == "checkpoints" else ""
     if good := next(filter(is_whole, newest_first(path.parent.glob("*.pt"))), None):
         new = "" if good.name == "last.pt" else "; training from it starts a new run folder"
         advice = shlex.quote(f"checkpoint={good}")
-        hint = f"The newest good checkpoint there is {good.name}: try {advice} (tools: only the path{new})"
-    problem = f"cannot read checkpoint {path}: damaged, or not of gpusim_rl (the SHA-256 of its content differs)"
+        hint = f"The newest good checkpoint in the folder is {good.name}: try {advice} (tools: only the path{new})"
+    problem = f"cannot read checkpoint {path}: damaged, or not a gpusim_rl checkpoint (SHA-256 mismatch)"
     return ConfigError(problem, hint=hint)
 
 
 def _strange(file: IO[bytes]) -> str:
-    """Return what `save` would not write in an archive, without unpacking it, or ""."""
+    """Return why `save` cannot have written an archive, without unpacking it, or ""."""
     size = file.seek(0, 2)
     file.seek(0)
     if file.read(4) != b"PK\x03\x04":  # torch would read an older format, and zipfile an archive further back
-        return "it is no archive of torch"
+        return "not a torch archive"
     try:
         with open_archive(file) as archive:
             entries = archive.infolist()
             pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
             if min((entry.header_offset for entry in entries), default=1) != 0 or len(pickles) != 1:
-                return "it is no archive of torch"
+                return "not a torch archive"
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-                return "it is compressed"
+                return "compressed archive"
             if sum(entry.file_size for entry in entries) > size:
-                return "it holds more than its size"
+                return "larger content than the file"
             return _strange_pickle(archive.read(pickles[0]))
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, LookupError, NotImplementedError, RuntimeError):
-        return "it is no archive of torch"
+        return "not a torch archive"
 
 
 def _strange_pickle(content: bytes) -> str:
-    """Return what `save` would not write in a pickle, or "".
+    """Return why `save` cannot have written a pickle, or "".
 
-    Tracks only the number of values of each object on the pickle's stack: a tuple that holds a tuple twice, sixty
-    levels deep, takes 300 bytes, and its hash as a dict key takes forever.
+    Tracks only the number of values in each object on the pickle's stack: a tuple that contains a tuple twice, sixty
+    levels deep, takes 300 bytes, but hashing it as a dict key takes forever.
     """
     sizes: list[int | None] = []  # None: a mark
     memo: dict[Any, int | None] = {}
     for count, (code, argument, _) in enumerate(pickletools.genops(content)):
         if code.name in ("GLOBAL", "INST") and argument not in CLASSES:
-            return f"it names {argument!r}"
+            return f"forbidden name {argument!r}"
         if code.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "DUP") or count > 20 * CHECKPOINT_VALUES:
-            return "it is a pickle of another kind"
+            return "unknown kind of pickle"
         if code.name.endswith("PUT"):  # PUT, BINPUT, LONG_BINPUT
             memo[argument] = sizes[-1]
         elif code.name == "MEMOIZE":
@@ -239,7 +239,7 @@ def _strange_pickle(content: bytes) -> str:
                 operands = operands[: operands.index(pickletools.markobject)]
             size += sum(sizes.pop() or 0 for _ in operands)
             if size > CHECKPOINT_VALUES:
-                return "it has values without end"
+                return "too many values"
             sizes.extend(size + 1 for _ in code.stack_after)
     return ""
 
@@ -247,7 +247,7 @@ def _strange_pickle(content: bytes) -> str:
 def _is_small(payload: Any) -> bool:
     """Return whether the state has a bounded number of values, and no tensor exceeds its storage.
 
-    A pickle of 1 kB can nest lists a billion times, or hold views that repeat one number as often.
+    A pickle of 1 kB can nest lists a billion times, or contain views that repeat a number as often.
     """
     stack = [payload]
     for _ in range(CHECKPOINT_VALUES):

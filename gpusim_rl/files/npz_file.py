@@ -1,4 +1,4 @@
-"""Untrusted npz files: arrays as data, bounded in size. Free of torch."""
+"""Untrusted npz files: arrays as data, bounded in size. Does not import torch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
     `UNPACKED_BYTES`.
     """
     if path.is_dir():
-        raise ConfigError("is a folder", key=str(path), expected="an npz file")
+        raise ConfigError("this is a folder", key=str(path), expected="an npz file")
     try:
         with safe_open.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
                 raise ConfigError(f"larger than {limit} bytes", key=str(path))
             if not size:
-                raise EOFError("it is empty")
+                raise EOFError("empty file")
             arrays = _read(file, path, min(limit, max(UNPACKED_BYTES, UNPACKED_RATIO * size)), names)
             digest = hashlib.sha256()
             file.seek(0)
@@ -47,12 +47,12 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except ConfigError:
         raise
-    except Exception as error:  # zip and numpy fail on foreign bytes in a dozen ways
+    except Exception as error:  # zip and numpy fail on invalid bytes in a dozen ways
         raise ConfigError(f"not an npz file: {first_line(error)}", key=str(path)) from None
 
 
 def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None) -> dict[str, Any]:
-    """Inflate arrays up to a budget [bytes], whatever their headers say."""
+    """Inflate arrays up to a budget [bytes], regardless of their headers."""
     arrays: dict[str, Any] = {}
     left = budget
     with safe_open.open_archive(file) as archive:
@@ -78,15 +78,15 @@ def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None
 
 
 def _array(content: memoryview) -> np.ndarray:
-    """Return an npy file's array, a view of its content."""
+    """Return an npy file's array as a view of its content."""
     source = io.BytesIO(content[: 1 << 17])  # numpy refuses headers of more than 10 kB
     version = np.lib.format.read_magic(source)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read_header(source)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, which could run code, in place of numbers and text")
+        raise ValueError("contains Python objects, which could run code, instead of numbers and text")
     if dtype.kind not in "biufcSU":
-        raise ValueError(f"it holds values of {dtype}, expected numbers or text")
+        raise ValueError(f"contains values of {dtype}, expected numbers or text")
     count, data = math.prod(shape), content[source.tell() :]
     if count * max(1, dtype.itemsize) > len(data) or min(shape, default=0) < 0:
         raise ValueError(f"an array of {list(shape)} values of {dtype} is larger than its entry")

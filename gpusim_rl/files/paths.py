@@ -45,11 +45,11 @@ def from_home(name: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
-        raise ConfigError(str(error).rstrip("."), key=name, hint="Try a whole path") from None
+        raise ConfigError(str(error).rstrip("."), key=name, hint="Try a full path") from None
 
 
 def robot_file(name: str) -> str | Path:
-    """Return a setting's robot for `Scene.add`: a name in `assets_dir`, .xml or .urdf, or `menagerie:<robot>`."""
+    """Resolve a robot setting for `Scene.add`: a name in `assets_dir`, .xml or .urdf, or `menagerie:<robot>`."""
     if name.startswith("menagerie:"):
         return name
     if name.endswith((".xml", ".urdf")):
@@ -91,7 +91,7 @@ def _shipped(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Checkpoint file and its run folder; None for a copied file."""
+    """Checkpoint file and its run folder (None for a copied file)."""
 
     file: Path
     run_dir: Path | None
@@ -105,8 +105,8 @@ class Checkpoint:
 def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
     """Find a checkpoint by run folder, .pt file, or task (its latest run with a checkpoint) in `runs` (`log.dir`).
 
-    Names are such as `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`. ConfigError if there
-    is no checkpoint, or the run folder holds links.
+    Example names are `runs/Ant/2026-01-31_12-00-00`, `runs/Ant/latest`, `some/file.pt` or `Ant`. Raises ConfigError if
+    there is no checkpoint, or the run folder contains links.
     """
     path = _resolve(name, runs, ("checkpoints/*.pt",))
     if path.is_dir():
@@ -124,7 +124,7 @@ def find_checkpoint(name: str, runs: str | Path = "runs") -> Checkpoint:
 
 
 def find_run(name: str, runs: str | Path = "runs") -> Path:
-    """Find a run folder as `find_checkpoint` does; a task means its latest run with metrics or a checkpoint."""
+    """Find a run folder (see `find_checkpoint`); a task means its latest run with metrics or a checkpoint."""
     path = _resolve(name, runs, ("metrics.csv", "checkpoints/*.pt"))
     folder = path.parent.parent if path.is_file() else path
     if (folder / "config.yaml").is_file():
@@ -133,7 +133,7 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
     if not path.exists():
         problem = f"no run {name!r}: expected a run folder or a trained task"
         raise ConfigError(problem, hint=_nearest(name, path, runs))
-    raise ConfigError(f"{folder} is not a run folder: it has no config.yaml, there is {_contents(folder)}")
+    raise ConfigError(f"{folder} is not a run folder: expected config.yaml, found {_contents(folder)}")
 
 
 def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
@@ -149,15 +149,15 @@ def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
 def _without_last(run: Path) -> ConfigError:
     if checkpoints := [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]:
         newest = newest_first(checkpoints)[0]
-        hint = f"The newest checkpoint there is {newest.name}: try {shlex.quote(f'checkpoint={newest}')}"
+        hint = f"The newest checkpoint in the folder is {newest.name}: try {shlex.quote(f'checkpoint={newest}')}"
         hint += " (tools: only the path; training from it starts a new run folder)"
-        return ConfigError(f"no checkpoints/last.pt in {run}: it is gone", hint=hint)
+        return ConfigError(f"checkpoints/last.pt is missing from {run}", hint=hint)
     ended = " (it ended before its first one, or has just begun)" if (run / "config.yaml").is_file() else ""
-    return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, there is {_contents(run)}")
+    return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, found {_contents(run)}")
 
 
 def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
-    """Return the path that a user means, existing or not; a group means its latest run with a file of `patterns`."""
+    """Resolve a path as typed, existing or not; a group means its latest run with a file of `patterns`."""
     try:
         path = Path(name).expanduser()
         if not path.exists() and (Path(runs) / name).is_dir():
@@ -181,7 +181,7 @@ def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
     in_experiment = folder.parent == base.resolve() == latest.parent.parent  # a task's run in an experiment's folder
     if latest.parent != folder and not in_experiment:
         problem = f"{group}/latest points to {latest}, outside the folder"
-        raise ConfigError(problem, hint="Try the run folder that you mean")
+        raise ConfigError(problem, hint="Try the path of a run folder")
 
     def trained(run: Path) -> bool:
         return any(file.is_file() for pattern in patterns for file in run.glob(pattern))
@@ -206,7 +206,7 @@ def free_name(path: Path) -> Path:
 
 
 def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
-    """Return completions of a run: tasks and experiments, else folders and .pt files."""
+    """Return completions for a run: tasks and experiments, else folders and .pt files."""
     # Names that a shell would execute are not offered.
     names = [name for name in run_names(runs) if name.startswith(typed) and SAFE.fullmatch(name)]
     files = [f"{path}/" if Path(path).is_dir() else path for path in sorted(glob.glob(f"{glob.escape(typed)}*"))]
@@ -214,11 +214,11 @@ def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """Return a hint at the runs in the nearest folder, with a suggestion."""
+    """Return a hint that lists the runs in the nearest folder, with a suggestion."""
     nearest = Path(runs) if "/" not in name else next(parent for parent in path.parents if parent.is_dir())
     contents = _contents(nearest, _leads_to_run) if nearest.is_dir() else "no run yet"
     hint = did_you_mean(name, run_names(runs))
-    return f"In {nearest} there is {contents}{hint and '.'}{hint}"
+    return f"Found in {nearest}: {contents}{hint and '.'}{hint}"
 
 
 def _leads_to_run(entry: Path) -> bool:
@@ -228,7 +228,7 @@ def _leads_to_run(entry: Path) -> bool:
 
 
 def from_here(path: Path) -> Path:
-    """Return the path relative to the current directory if it is below it."""
+    """Return the path relative to the current directory if it is inside."""
     current = Path.cwd()
     return path.relative_to(current) if current in path.parents else path
 

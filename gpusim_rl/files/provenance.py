@@ -63,7 +63,7 @@ def check_versions(needed_by: str, needs: Sequence[str], advice: str = "") -> No
         version = installed_version(requirement.name)
         if version is not None and not requirement.specifier.contains(version, prereleases=True):
             hint = f"Try: pip install {' '.join(repr(each) for each in needs)}{advice}"
-            raise ConfigError(f"{needed_by} needs {need}, and {version} is installed", hint=hint)
+            raise ConfigError(f"{needed_by} needs {need}, but {version} is installed", hint=hint)
 
 
 def _cpu_model() -> str:
@@ -89,8 +89,8 @@ def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
         skip = [f":(exclude,top){p.relative_to(root)}" for p in excluded if p.is_relative_to(root) and p != root]
         new = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES, *skip)
         with tempfile.TemporaryDirectory() as scratch:
-            # New files are announced in a copy, so that they show in the diff and the user's index stays unchanged.
-            # copy2 keeps the index's time, by which git knows which files may have changed since.
+            # Add new files to a copy of the index, so that the diff shows them and the user's index stays unchanged.
+            # copy2 keeps the index's mtime, from which git infers which files may have changed since.
             env = {**os.environ, "GIT_INDEX_FILE": shutil.copy2(folder / index, f"{scratch}/index")}
             if new:
                 files = new.decode().rstrip("\0").split("\0")

@@ -1,4 +1,4 @@
-"""Safe reading and writing of run folders, which may be untrusted or on a failing disk. Free of torch.
+"""Safe reading and writing of run folders, which may be untrusted or on a failing disk. Does not import torch.
 
 Files are read as data or rejected; see docs/security.md.
 """
@@ -37,7 +37,7 @@ _FLAGS = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+"
 def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: int = -1) -> IO[bytes]:
     """Open a regular file without following links or blocking on pipes.
 
-    ConfigError if the file is not regular, or is opened for writing and has a second name.
+    Raises ConfigError if the file is not regular, or is opened for writing and has hard links.
     """
     try:
         number = os.open(path, _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -51,12 +51,12 @@ def open_file(path: Path, mode: Literal["rb", "ab", "ab+"] = "rb", buffering: in
         raise _not_a_file(path, state.st_mode)
     if mode != "rb" and state.st_nlink > 1:
         os.close(number)
-        raise ConfigError(f"{path} is a second name of another file (a hard link)", hint="Try a copy in its place")
+        raise ConfigError(f"{path} is a hard link to another file", hint="Try replacing it with a copy")
     return os.fdopen(number, mode, buffering)
 
 
 def lock(file: IO[bytes]) -> bool:
-    """Lock an open file for this process and those that inherit it; return False if another process has it."""
+    """Lock an open file for this process and its children; return False if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -65,24 +65,24 @@ def lock(file: IO[bytes]) -> bool:
 
 
 def read_bytes(path: Path, limit: int = budgets.SETTINGS_BYTES) -> bytes:
-    """Return a regular file's content; ConfigError above `limit` bytes."""
+    """Return a regular file's content; raise ConfigError above `limit` bytes."""
     with open_file(path) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise ConfigError(f"too large for a file of a run: more than {limit} bytes", key=str(path))
+        raise ConfigError(f"too large for a run file: more than {limit} bytes", key=str(path))
     return content
 
 
 @contextmanager
 def open_archive(file: IO[bytes]) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive; BadZipFile if its entry list exceeds `budgets.DIRECTORY_BYTES`."""
+    """Open a zip archive; raise BadZipFile if its entry list exceeds `budgets.DIRECTORY_BYTES`."""
     with zipfile.ZipFile(_Bounded(file)) as archive:  # type: ignore[arg-type]
         archive.fp = file  # the list has been read
         yield archive
 
 
 class _Bounded:
-    """File of which zipfile cannot read more than `budgets.DIRECTORY_BYTES` at once."""
+    """File wrapper that limits each read of zipfile to `budgets.DIRECTORY_BYTES`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.seek, self.tell = file, file.seek, file.tell
@@ -91,7 +91,7 @@ class _Bounded:
         most = budgets.DIRECTORY_BYTES
         content = self._file.read(size if 0 <= size <= most else most + 1)
         if len(content) > most:
-            raise zipfile.BadZipFile("its list of entries is too long")
+            raise zipfile.BadZipFile("entry list too long")
         return content
 
 
@@ -116,7 +116,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
-    """Do `replacing` for a user's output: create its folder, and raise ConfigError on failure."""
+    """Write a user's output like `replacing`: create the folder, and raise ConfigError on failure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -143,7 +143,7 @@ def keep_damaged(path: Path) -> str:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Delete leftovers of `replacing` from a killed process; no other process may be writing there."""
+    """Delete leftovers of `replacing` from a killed process; call it only if no other process writes there."""
     for file in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", file.name):
             with suppress(OSError):
@@ -156,10 +156,10 @@ def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) ->
     Entries whose names start with `skipped` may be links. W&B replaces its own links below `wandb`.
     """
     if depth > budgets.FOLDERS:
-        raise ConfigError(f"folders are nested {depth} deep, unlike a run's", key=str(folder))
+        raise ConfigError(f"folders are nested {depth} deep, more than in a run", key=str(folder))
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # a file of a running training
+            with suppress(FileNotFoundError):  # deleted by a running training
                 if entry.name.startswith(skipped):
                     continue
                 refuse_link(Path(entry.path))
@@ -176,10 +176,10 @@ def refuse_link(path: Path) -> None:
 
 def _not_a_file(path: Path, mode: int) -> ConfigError:
     kinds = {stat.S_IFLNK: "a link to another file", stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder"}
-    kind = kinds.get(stat.S_IFMT(mode), "no regular file")
-    with suppress(OSError):  # it is no link, or no longer one
+    kind = kinds.get(stat.S_IFMT(mode), "not a regular file")
+    with suppress(OSError):  # not a link, or no longer one
         kind = f"a link to {os.readlink(path)}"
-    return ConfigError(f"{path} is {kind}; a run folder has only its own files and folders", hint="Try removing it")
+    return ConfigError(f"{path} is {kind}; a run folder may contain only files and folders", hint="Try removing it")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -225,18 +225,18 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
 
 
 def check_events(text: bytes, path: Path) -> None:
-    """Reject aliases, tags, long numbers and masses of values, before any is built: parsing is lazy."""
+    """Reject aliases, tags, long numbers and too many values before any is built: parsing is lazy."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
         where, problem = f"{path} line {event.start_mark.line + 1}", ""
         long = isinstance(event, yaml.ScalarEvent) and len(event.value) > budgets.NUMBER_CHARACTERS
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            problem = "an anchor or alias (& or *) is not allowed. Try the values in its place"
+            problem = "an anchor or alias (& or *) is not allowed. Try repeating the values"
         elif getattr(event, "tag", None) is not None:
             problem = f"the tag {event.tag!r} is not allowed in saved settings"
         elif long and NUMBER.fullmatch(event.value):
-            problem = f"a number of {len(event.value)} characters"
+            problem = f"a number with {len(event.value)} characters"
         elif depth > budgets.SETTINGS_DEPTH or count > budgets.SETTINGS_VALUES:
             problem = TOO_MANY
         if problem:
@@ -244,7 +244,7 @@ def check_events(text: bytes, path: Path) -> None:
 
 
 def check_plain(value: Any, where: Path | str) -> None:
-    """Raise ConfigError if settings from `where` hold interpolations, objects or masses of values."""
+    """Raise ConfigError if settings from `where` contain interpolations, objects or too many values."""
     count = 0
 
     def check(node: Any, key: str, depth: int) -> None:
@@ -272,7 +272,7 @@ def check_plain(value: Any, where: Path | str) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Return an object such as env.json; ValueError if it is damaged."""
+    """Return the object in a file such as env.json; raise ValueError if it is damaged."""
     try:
         value = json.loads(read_bytes(path))
     except RecursionError:

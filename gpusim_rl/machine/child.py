@@ -18,7 +18,7 @@ import psutil
 
 ENDS_WITHIN_S = 60.0  # time for a training to finish its iteration and save a checkpoint [s]
 POLL_S = 0.01
-MOST_READ = 4096  # bytes of output in which to look for the last line
+MOST_READ = 4096  # bytes of output to search for the last line
 
 _BEGIN = """
 import ctypes, os, signal, sys
@@ -33,16 +33,16 @@ if os.getppid() == int(sys.argv[1]):  # else the parent is dead
 
 
 class Child:
-    """Child process; as a context manager it ends with the block.
+    """Child process; as a context manager, it is killed at the end of the block.
 
-    It has its own session: Ctrl-C in a terminal reaches only this process. If this process is killed, Linux sends the
-    child SIGHUP, on which a training saves a checkpoint and ends.
+    The child has its own session: Ctrl-C in a terminal reaches only the parent. If the parent is killed, Linux sends
+    the child SIGHUP, upon which a training saves a checkpoint and exits.
 
     Args:
         command: Program and arguments.
-        printed: File for its output, opened for appending and reading, closed by `close`; None for an unnamed one.
-        talks: Whether its standard input and output are pipes. Otherwise it has no input, and its output is printed.
-        env: Environment variables; None inherits. `cwd` and `pass_fds` are those of `Popen`.
+        printed: Output file, opened for appending and reading, closed by `close`; None: an anonymous file.
+        talks: Whether stdin and stdout are pipes. Otherwise stdin is empty, and stdout goes to `printed`.
+        env: Environment variables; None inherits. `cwd` and `pass_fds` are passed to `Popen`.
     """
 
     def __init__(
@@ -94,23 +94,23 @@ class Child:
 
     @property
     def silent_s(self) -> float:
-        """Time since its start or last sign of life [s]."""
+        """Time since the start or the last sign of life [s]."""
         return time.monotonic() - self._heard_s
 
     def output(self, most: int | None = None) -> str:
-        """Return its output, or the last `most` bytes of it."""
+        """Return the output, or its last `most` bytes."""
         size = self.printed.seek(0, os.SEEK_END)
         begin = self._before if self._before <= size else 0  # truncated meanwhile
         self.printed.seek(begin if most is None else max(begin, size - most))
         return self.printed.read().decode(errors="replace")
 
     def last_line(self) -> str:
-        """Return the last non-empty line of its output."""
+        """Return the last non-empty line of output."""
         lines = self.output(MOST_READ).strip().splitlines()
         return lines[-1] if lines else ""
 
     def exit_reason(self) -> str:
-        """Return its last line, or the name of the signal that ended it."""
+        """Return the last line of output, or the name of the signal that ended the process."""
         status = self.process.wait()
         if status < 0:
             return signal.Signals(-status).name
@@ -128,14 +128,14 @@ class Child:
         return not late
 
     def kill(self) -> None:
-        """Kill it and all processes of its session."""
+        """Kill the child and all processes of its session."""
         if self.process.returncode is None:  # else its id may be reused
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     def close(self) -> None:
-        """Kill it and its descendants, and close its files."""
+        """Kill the child and its descendants, and close its files."""
         self.kill()
         for file in (self.process.stdin, self.process.stdout, self.printed):
             if file is not None:
@@ -149,7 +149,7 @@ def same_import_env(**more: str) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process from a thread that lives as long: Linux reports the parent's death when that thread ends."""
+    """Start a process from a thread that lives as long as it: Linux signals parent death when that thread ends."""
     process: Future[subprocess.Popen[bytes]] = Future()
 
     def start() -> None:

@@ -22,10 +22,10 @@ _CHANGED = re.compile(r"^ *- \d+/\d+: (.*?) *(#.*)?$", re.MULTILINE)
 
 
 class Compiled(Generic[P, R]):
-    """Function compiled as one region, with an eager fallback and one warning that has its `name`.
+    """Function compiled as one region, with an eager fallback and one warning that contains `name`.
 
-    With `one_shape`, for arguments of constant shapes, graph breaks and recompilations are failures too. Nothing is
-    executed twice: the compiler runs no line before it has all. Thread-safe once compiled.
+    With `one_shape`, for arguments of constant shapes, graph breaks and recompilations count as failures. No code runs
+    twice: the compiler finishes before it runs anything. Thread-safe once compiled.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Compiled(Generic[P, R]):
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a function was not compiled, with the responsible line and method."""
+    """Return the reason why a function was not compiled, with the responsible line and method."""
     message = str(error).strip()
     changed = _CHANGED.search(message)
     if changed is not None:

@@ -24,7 +24,7 @@ CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
 def available_cpus() -> int:
-    """Return this process's number of CPUs, by affinity mask and cgroup quota, shared with other torchrun workers."""
+    """Return the number of CPUs per process: affinity mask and cgroup quota, divided among torchrun workers."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, min(count, int(quota) if quota else count) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -48,16 +48,16 @@ def _cgroup_quota() -> float | None:
 
 
 def check_address_space() -> None:
-    """Raise ConfigError if `ulimit -v` is too small for torch and MuJoCo, which would crash."""
+    """Raise ConfigError if `ulimit -v` is too small for torch and MuJoCo, which would otherwise crash."""
     limit = address_space_limit_bytes()
     if limit is not None and limit < LEAST_ADDRESS_SPACE:
         least, has = LEAST_ADDRESS_SPACE / 1e9, limit / 1e9
-        problem = f"out of memory: the address space is limited to {has:.2g} GB, torch and MuJoCo take {least:.2g} GB"
+        problem = f"out of memory: the address space is limited to {has:.2g} GB; torch and MuJoCo need {least:.2g} GB"
         raise ConfigError(problem, hint="Try ulimit -v unlimited")
 
 
 def limit_openmp_spin() -> None:
-    """Limit how long idle OpenMP threads spin and take CPU time from the physics. Call it before torch is imported."""
+    """Limit how long idle OpenMP threads spin, taking CPU time from the physics. Call it before importing torch."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 

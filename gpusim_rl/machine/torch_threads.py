@@ -11,7 +11,7 @@ import torch
 from gpusim_rl.machine.hardware import available_cpus
 
 SMALL_ROWS = 8192
-"""Rows per thread in `VecEnv.step`: with fewer, spinning OpenMP threads cost 256 ants a sixth of a control step
+"""Rows per thread in `VecEnv.step`: with fewer, spinning OpenMP threads take a sixth of a control step of 256 ants
 (benchmarks/updates/rollout_threads.json).
 """
 
@@ -20,9 +20,9 @@ ROWS_PER_THREAD = 1024  # matrix rows that keep a thread busy in updates and rol
 
 @contextmanager
 def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL_ROWS) -> Iterator[None]:
-    """Limit torch's threads in the block to one per `per_thread` rows of CPU tensors; never raise them.
+    """Limit torch's threads in the block to one per `per_thread` rows of CPU tensors; never raise the number.
 
-    Python threads started in the block keep the limited number.
+    Python threads started in the block keep the limit.
     """
     threads = torch.get_num_threads()
     fewer = max(1, rows // per_thread)
@@ -37,7 +37,7 @@ def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL
 
 
 def use_available_cpus(batch_rows: int | None = None) -> None:
-    """Give torch one thread per CPU, at most one per ROWS_PER_THREAD rows, unless `OMP_NUM_THREADS` is set."""
+    """Set torch's threads to one per CPU, at most one per ROWS_PER_THREAD rows, unless `OMP_NUM_THREADS` is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     threads = available_cpus()

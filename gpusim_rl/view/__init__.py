@@ -1,1 +1,1 @@
-"""Looking at a run: player, renderers, snapshots and videos."""
+"""Visualisation of runs: player, renderers, snapshots and videos."""

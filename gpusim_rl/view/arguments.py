@@ -1,4 +1,4 @@
-"""Arguments of commands that draw. Imports torch only to open a player."""
+"""Command-line arguments for rendering. Imports torch only to open a player."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def check_video(path: Path, size: tuple[int, int]) -> None:
 
 
 def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:
-    """Raise ConfigError if a tool must not write to `--out`, or its name has none of the endings."""
+    """Raise ConfigError if a tool must not write to `--out`, or its name has none of these endings."""
     if out is not None and endings and out.suffix not in endings:
         raise ConfigError(key="--out", expected=f"a name ending in {' or '.join(endings)}", got=str(out))
     if out is not None and not out.parent.is_dir():
-        raise ConfigError(f"there is no folder {out.parent}", key=f"--out {out}")
+        raise ConfigError(f"no such folder: {out.parent}", key=f"--out {out}")
     if out is not None and out.exists() and not overwrite:
-        raise ConfigError("exists already", key=f"--out {out}", hint="Try another name, or --overwrite")
+        raise ConfigError("already exists", key=f"--out {out}", hint="Try another name, or --overwrite")
 
 
 def open_player(args: argparse.Namespace, **options: Any) -> Player:
-    """Open the player of a command line; `options` go to `Player.open`."""
+    """Open the player that the arguments describe; `options` are passed to `Player.open`."""
     if args.policy == "trained":
         args.run = str(find_checkpoint(args.run).file)  # before torch is imported
     limit_openmp_spin()  # before torch is imported

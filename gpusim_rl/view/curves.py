@@ -20,19 +20,19 @@ from gpusim_rl.run.writers import read_csv
 from gpusim_rl.settings.overrides import key_of, value_of
 from gpusim_rl.settings.schema import ALGORITHMS
 
-# Settings that may differ within a line: names, or without effect on the expected result.
+# Settings that may differ within a line: names, and settings that do not affect the expected result.
 FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
-POINTS = 400  # points of a mean
+POINTS = 400  # points of a mean curve
 WORDS = {
     "episode/return": "return, mean of the last 100 episodes",
     "episode/trimmed_return": "return, mean of the middle 90 of 100 episodes",
     "episode/best_return": "best return, mean of the middle 90 of 100 episodes",
     "episode/length": "episode length [control steps]",
-    "policy/kl": "KL of the policy per update [nat]",
-    "policy/entropy": "entropy of the policy [nat]",
-    "policy/std": "std of the actions",
-    "task/lin_vel_error": "error of the velocity [m/s]",
-    "task/ang_vel_error": "error of the yaw rate [rad/s]",
+    "policy/kl": "policy KL per update [nat]",
+    "policy/entropy": "policy entropy [nat]",
+    "policy/std": "standard deviation of actions",
+    "task/lin_vel_error": "linear velocity error [m/s]",
+    "task/ang_vel_error": "yaw rate error [rad/s]",
 }
 GROUPS = {"reward": "{}, reward per step", "loss": "{} loss", "eval": "{} in evaluations", "time": "{}, share of time"}
 UNITS = {"_gb": "GB", "_percent": "%", "_per_s": "1/s", "_s": "s"}  # by suffix of the column
@@ -45,7 +45,7 @@ class Curve:
 
     x: np.ndarray
     y: np.ndarray
-    end: str = "complete"  # of its run, or training, stopped or failed
+    end: str = "complete"  # how the run ended: complete, training, stopped or failed
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SavedCurves:
     run: RunDir
     config: dict[str, Any]
     settings: dict[str, Any]  # by full key, without FREE
-    columns: dict[str, np.ndarray]  # NaN where a cell is empty
+    columns: dict[str, np.ndarray]  # NaN for an empty cell
 
     @property
     def seed(self) -> int:
@@ -81,7 +81,7 @@ class SavedCurves:
         return self.columns.get(key, np.full(len(self.columns["iteration"]), np.nan))
 
     def curve(self, key: str, x_column: str, end: str = "complete") -> Curve:
-        """Return a column against another, without points if missing."""
+        """Return a column against another; empty if missing."""
         x, y = self.column(x_column), self.column(key)
         known = (x >= 0) & (x < HUGE) & (np.abs(y) < HUGE)
         return Curve(x[known], y[known], end)
@@ -105,15 +105,15 @@ def run_folders(names: Sequence[str]) -> list[Path]:
 
 
 def read_run(folder: Path) -> SavedCurves:
-    """Read a possibly third-party run folder, up to any damage of metrics.csv, or raise ConfigError."""
+    """Read a possibly third-party run folder, up to any damage in metrics.csv; raise ConfigError if invalid."""
     run = RunDir(folder)
     if not run.metrics_csv.is_file():
-        raise ConfigError("no metrics.csv: it was deleted, or the first iteration is running", key=str(folder))
+        raise ConfigError("no metrics.csv: it was deleted, or the first iteration is still running", key=str(folder))
     content = read_csv(run.metrics_csv)
     if "iteration" not in content.columns:
-        raise ConfigError("no column 'iteration': empty, or not the metrics of a run", key=str(run.metrics_csv))
+        raise ConfigError("no column 'iteration': empty, or not metrics of a run", key=str(run.metrics_csv))
     if content.damaged:
-        warn(f"{run.metrics_csv} is damaged in line {content.damaged}: the curve ends before it")
+        warn(f"{run.metrics_csv} is damaged at line {content.damaged}; the curve ends there")
     config = run.config
     try:
         target, algorithm, seed = config["task"]["_target_"], config["algo"]["name"], config["seed"]
@@ -146,7 +146,7 @@ def grouped(runs: Iterable[SavedCurves]) -> list[list[SavedCurves]]:
 
 
 def count(runs: Sequence[SavedCurves]) -> str:
-    """Return the number of seeds, or of runs with one seed; empty for one run."""
+    """Return the number of seeds (runs, if they share a seed) in words; "" for one run."""
     seeds = len({run.seed for run in runs})
     return f"{seeds} seeds" if seeds > 1 else f"{len(runs)} runs" if len(runs) > 1 else ""
 
@@ -176,7 +176,7 @@ def in_words(key: str) -> str:
 
 
 def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return x, mean and standard deviation up to the shortest run; empty without a common x."""
+    """Return x, mean and standard deviation up to the shortest run; empty if the runs share no x."""
     if len(curves) == 1:
         return curves[0].x, curves[0].y, np.zeros_like(curves[0].y)
     ends = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)

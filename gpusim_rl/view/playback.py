@@ -23,7 +23,7 @@ from gpusim_rl.view.player import Player
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipPlaybackConfig(TaskConfig):
-    """Settings of a playback; made in Python, never in a yaml."""
+    """Settings of a playback, created in Python only."""
 
     clip: Clip
     robot: str
@@ -33,7 +33,7 @@ class ClipPlaybackConfig(TaskConfig):
 class ClipPlayback(Task[ClipPlaybackConfig]):
     """ClipPlayback: replay the frames of a clip on a robot, without actions or forces.
 
-    The reward is the root speed [m/s], for display. An episode is one pass.
+    The reward is the root speed [m/s], for display. An episode is one pass through the clip.
     """
 
     Config = ClipPlaybackConfig
@@ -79,7 +79,7 @@ class ClipPlayback(Task[ClipPlaybackConfig]):
 
 
 def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
-    """Return the scene of a task, or ground with a robot: an asset, MJCF, URDF or `menagerie:<robot>`.
+    """Return a task's scene, or a robot on the ground: an asset, MJCF, URDF or `menagerie:<robot>`.
 
     Raise ConfigError for an unknown name, and TaskError for an invalid file.
     """
@@ -93,12 +93,12 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
     files = {file.stem: file for file in assets_dir().rglob("*.xml")}
     if robot not in files and not robot.startswith("menagerie:") and not robot.endswith((".xml", ".urdf")):
         hint = f"{did_you_mean(robot, [*known, *files])} Others: a path, menagerie:<robot>"
-        raise ConfigError(f"no task and no robot {robot!r}", hint=hint)
+        raise ConfigError(f"no task or robot named {robot!r}", hint=hint)
     return scene_of(files.get(robot) or robot_file(robot))
 
 
 def open_playback(clip: Clip, robot: str, *, name: str = "clip", config_dir: str | None = None) -> Player:
-    """Return a player named `name` that loops a clip on a robot of `scene_by_name`; raise ConfigError if unsuitable."""
+    """Return a player named `name` that loops a clip on a robot (see `scene_by_name`); ConfigError if unsuitable."""
     cfg = ClipPlaybackConfig(
         physics_hz=clip.fps,
         control_hz=clip.fps,

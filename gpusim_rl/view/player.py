@@ -1,4 +1,4 @@
-"""Player of a trained policy in the task of its checkpoint."""
+"""Player for a trained policy in its checkpoint's task."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", 
 
 
 class Player:
-    """Policy stepping whole episodes with its mean action, or sampled actions if `explores`."""
+    """Player that runs whole episodes with the policy's mean action, or with sampled actions if `explores`."""
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
-        self.observed = env  # as the policy observes it
-        self.env = env.unwrapped  # as it is drawn
+        self.observed = env  # with the policy's observations
+        self.env = env.unwrapped  # for drawing
         self.obs = env.reset()
         self.act = act
         self.explores = False
@@ -45,7 +45,7 @@ class Player:
         self.iteration: int | None = None  # of the checkpoint
         self.run_dir: Path | None = None
         self.spec: RunSpec  # of the run; unset without one
-        self._progress: dict[str, Any] | None = None  # of the training: where new episodes begin
+        self._progress: dict[str, Any] | None = None  # training progress, from which new episodes begin
         self._written_ns = 0  # modification time of the checkpoint
         self._hidden: Hidden = ()
         self._zero = _zero_action(env)
@@ -66,12 +66,12 @@ class Player:
         render_mode: str | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Player:
-        """Rebuild task and policy of a run from its saved settings.
+        """Rebuild a run's task and policy from its saved settings.
 
-        `name` is a run folder, a checkpoint, or a task: its latest run, or without a policy its yaml if it has no run
-        or with `from_yaml`. `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `replay_sim` (not for
-        envs of another library), else the registry's. `trust` imports any class that the run names; `config_dir` is
-        the trusted folder of `-cd`; `render_mode` goes to envs of another library; `changes` are overrides by full key.
+        `name` is a run folder, a checkpoint, or a task (its latest run; without a policy, its yaml if it has no run or
+        `from_yaml` is set). `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `replay_sim` (not for
+        envs of another library), else the registry's. `trust` allows any class that the run names; `config_dir` is
+        the trusted folder of `-cd`; `render_mode` is for envs of another library; `changes` are overrides by full key.
         Raise ConfigError if the run does not exist, or does not fit this version's task.
         """
         import_from_current_folder()
@@ -79,7 +79,7 @@ class Player:
             spec = prepare(name, config_dir=config_dir)
             return cls(whole_episodes(spec, sim or default_simulator("cpu").name, num_envs, seed=0), seed=0, act=act)
         run, file = resolve_run(name)
-        written_ns = file.stat().st_mtime_ns  # taken first, so that a newer file is noticed
+        written_ns = file.stat().st_mtime_ns  # read first, so that a newer file is noticed
         state = check_training(load(file), file, NEEDED)
         config = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         for key, value in {"seed": state["seed"], **(changes or {})}.items():
@@ -118,7 +118,7 @@ class Player:
         self.checkpoint, self.iteration = file, state["iteration"]
 
     def follow(self) -> bool:
-        """Load a newer checkpoint of the same file; return whether there was one."""
+        """Reload the checkpoint file if it is newer; return whether it was."""
         with suppress(OSError):  # the run may be moved
             if (file := self.checkpoint) is not None and file.stat().st_mtime_ns != self._written_ns:
                 self.take(file)
@@ -126,7 +126,7 @@ class Player:
         return False
 
     def take(self, file: Path) -> None:
-        """Load another checkpoint of the run; on a damaged or unsuitable file, keep the old and raise ConfigError."""
+        """Load another checkpoint of the run; if damaged or unsuitable, keep the old one and raise ConfigError."""
         self._take(file.stat().st_mtime_ns, check_training(load(file), file, NEEDED), file)  # the time comes first
 
     def restart(self) -> None:
@@ -152,7 +152,7 @@ class Player:
 
     @property
     def images(self) -> dict[str, Tensor]:
-        """Next images of the policy or its frozen encoder, uint8 [num_envs, height, width, channels]."""
+        """Next input images of the policy or its frozen encoder, uint8 [num_envs, height, width, channels]."""
         seen = self.observed.seen if isinstance(self.observed, EncodedEnv) else self.obs
         return {group: seen[group] for group in sorted(self.env.images)}
 
@@ -183,7 +183,7 @@ def _zero_action(env: Environment) -> Tensor:
 
 
 def whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int, on: str = "auto") -> VecEnv:
-    """Build a task's envs, on device `on` if available, so that episodes begin at their start."""
+    """Build a task's envs, on device `on` if available, for whole episodes from the task's own starts."""
     device, number = torch.device("cpu"), on.removeprefix("cuda:")
     if on != "cpu" and "cuda" in SIMULATORS[sim].devices and torch.cuda.is_available():
         here = number.isdecimal() and int(number) < torch.cuda.device_count()

@@ -20,13 +20,13 @@ from gpusim_rl.sim import Scene
 from gpusim_rl.sim.interface import put_pose
 
 FOVY_DEG = 45.0
-DISTANCE = 2.7  # of the camera [radii of the robot]
+DISTANCE = 2.7  # camera distance [radii of the robot]
 LIGHT_SLOPE = 0.7  # horizontal over vertical component of the light's direction
-ROUGH_LIGHT_SLOPE = 0.15  # steeper light over rough ground, whose slopes would be half dark
+ROUGH_LIGHT_SLOPE = 0.15  # steeper light over rough ground, which would otherwise be half in shadow
 SLICES = 48  # sides of a cylinder
-THINNER = 0.0075  # share of a radius; exceeds the error of a cylinder with SLICES sides
+THINNER = 0.0075  # fraction of a radius; exceeds the error of a cylinder with SLICES sides
 SKY = ((0.62, 0.72, 0.85), (0.93, 0.95, 0.97))  # zenith and horizon
-HEIGHT_RATE = 0.1  # smoothing of the camera's height per picture
+HEIGHT_RATE = 0.1  # smoothing factor of the camera's height per frame
 GAP = 2  # pixels between tiles
 CAMERA = "gpusim_rl/camera"
 SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")  # OpenGL renderers on the CPU
@@ -47,7 +47,7 @@ class Grid:
 
     @classmethod
     def of(cls, tiles: int, width: int, height: int) -> Grid:
-        """Return the grid of a picture of this size [pixels]."""
+        """Return the grid for an image of this size [pixels]."""
         columns = math.ceil(math.sqrt(tiles))
         rows = math.ceil(tiles / columns)
         tile_width, tile_height = (width - GAP * (columns - 1)) // columns, (height - GAP * (rows - 1)) // rows
@@ -65,9 +65,9 @@ class Grid:
 class Camera:
     """Camera that follows the robot's main body at a fixed angle.
 
-    That is the first body of the first articulation that has a free or slide joint and over half of the mass (a cart, a
-    planar walker), else the root: an arm's fingers slide, but are not followed. The distance fits what it carries at
-    `qpos`, [tiles, nq].
+    The main body is the first body of the first articulation with a free or slide joint and over half of the mass (a
+    cart, a planar walker), else the root: sliding fingers of an arm are not followed. The distance fits the body and
+    its descendants at `qpos`, [tiles, nq].
     """
 
     azimuth_deg, elevation_deg = 120.0, -18.0  # from the front right of a robot that runs along +x
@@ -173,10 +173,10 @@ def tiled(pictures: Sequence[np.ndarray], width: int, height: int, *, pixels_sta
 def make_renderer(
     scene: Scene, qpos: np.ndarray, width: int, height: int, name: str = "auto", camera: Camera | None = None
 ) -> Renderer:
-    """Build the best available renderer for pictures of this size [pixels] of envs at `qpos`, shape [tiles, nq].
+    """Build the best available renderer for images of this size [pixels] of envs at `qpos`, shape [tiles, nq].
 
     `name` is `gl` (OpenGL), `ray` (MuJoCo Warp's ray caster) or `auto`; the default camera follows the robot. Raise
-    ConfigError, with packages to install, if none works.
+    ConfigError, listing packages to install, if none works.
     """
     grid = Grid.of(len(qpos), width, height)
     camera = camera or Camera(scene, qpos)
@@ -185,7 +185,7 @@ def make_renderer(
     tried = gl_platforms()
     if (working := next(filter(gl_works, tried), None)) is not None:
         return GlRenderer(scene, camera, grid, working)
-    missing = f"no OpenGL works here without a display (tried {', '.join(tried)})"
+    missing = f"OpenGL does not work here without a display (tried {', '.join(tried)})"
     fix = f"On Debian or Ubuntu: apt-get install {DEBIAN_GL}"
     if name == "gl":
         raise ConfigError(missing, hint=fix)
@@ -209,7 +209,7 @@ def gl_platforms() -> list[str]:
 
 @cache
 def gl_works(platform: str) -> bool:
-    """Return whether a platform can render, tried in a subprocess."""
+    """Return whether a platform can render, by trying it in a subprocess."""
     # A broken driver may abort, and PyOpenGL cannot switch platforms once loaded.
     probe = "import mujoco; mujoco.Renderer(mujoco.MjModel.from_xml_string('<mujoco/>'), 8, 8).close()"
     command, variables = [sys.executable, "-c", probe], {**os.environ, "MUJOCO_GL": platform}
@@ -256,7 +256,7 @@ class GlRenderer:
             everything = mujoco.mjtCatBit.mjCAT_ALL.value
             mujoco.mjv_updateScene(model, data, self._option, None, view, everything, self._scene)
             left, top = grid.corner(tile)
-            bottom = grid.height - top - grid.tile_height  # OpenGL counts from below
+            bottom = grid.height - top - grid.tile_height  # OpenGL's origin is at the bottom
             rectangle = mujoco.MjrRect(left, bottom, grid.tile_width, grid.tile_height)
             mujoco.mjr_render(rectangle, self._scene, self._context)
         mujoco.mjr_readPixels(self._picture, None, frame, self._context)
@@ -269,7 +269,7 @@ class GlRenderer:
 
 
 class RayRenderer:
-    """MuJoCo Warp's ray caster on the CPU: no OpenGL, system library or display."""
+    """MuJoCo Warp's ray caster on the CPU; needs no OpenGL, system library or display."""
 
     def __init__(self, scene: Scene, camera: Camera, grid: Grid) -> None:
         import torch
@@ -293,7 +293,7 @@ class RayRenderer:
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
-        """Draw all envs like `GlRenderer.render`."""
+        """Draw all envs; see `GlRenderer.render`."""
         mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
         qpos, moved = np.split(qpos.astype(np.float32), [self._model.nq], axis=1)  # joints, mocap bodies
         with self._wp.ScopedDevice("cpu"):

@@ -1,4 +1,4 @@
-"""Replays of `diverged.pt` and `skipped.pt`: repeat and describe a failure of a run."""
+"""Replay of `diverged.pt` and `skipped.pt`: reproduce and describe a failure of a run."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class DumpReplay:
         import_from_current_folder()
         state = load(file)
         if {"config", "state", "action", "env"} <= state.keys():
-            check_types(state, DIVERGENCE, DIVERGENCE, f"{file} is not the dump of a divergence")
+            check_types(state, DIVERGENCE, DIVERGENCE, f"{file} is not a divergence dump")
             make = cls._divergence
         elif {"config", "policy", "algorithm"} <= state.keys():
             check_training(state, file, ("config", "overrides", "iteration", "task", "sim"))
             make = cls._update
         else:
-            raise ConfigError("neither a dump nor a checkpoint", key=str(file), hint="Try diverged.pt of a run")
+            raise ConfigError("neither a dump nor a checkpoint", key=str(file), hint="Try a run's diverged.pt")
         state["config"] = check_saved_settings(state["config"], file, trust=trust, config_dir=config_dir)
         check_settings(state["config"])
         return make(file, state, sim)
@@ -133,7 +133,7 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
     if stats.get("check/learned", torch.ones(())):
         yield "update: the policy learned"
         return
-    tensors = f"{len(bad)} of {len(parameters)} tensors are not finite in the last one: {', '.join(bad)}"
+    tensors = f"{len(bad)} of {len(parameters)} gradients are not finite in the last one: {', '.join(bad)}"
     yield f"update: no minibatch had a finite gradient; {tensors if bad else 'the norm of the last one overflows'}"
 
 

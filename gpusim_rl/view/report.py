@@ -1,4 +1,4 @@
-"""HTML report of runs: learning results, speed, and commands to repeat them."""
+"""HTML report of runs: learning results, speed, and commands to repeat the runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[SavedCurves]) -> list[list[Group]]:
-    """Return the groups of each task."""
+    """Group runs by task, then by settings other than the seed."""
     by_task: dict[str, list[Group]] = {}
     groups = grouped(runs)
     for title, group in zip(titles([group[0].settings for group in groups]), groups, strict=True):
@@ -99,7 +99,7 @@ def last(run: SavedCurves, key: str) -> float | None:
 
 
 def recent_means(run: SavedCurves, key: str) -> np.ndarray:
-    """Return running means over at least WINDOW episodes; NaN before."""
+    """Return running means over at least WINDOW episodes; NaN until then."""
     value = run.column(key)
     ended = np.where(np.isfinite(value), np.nan_to_num(run.column("episode/ended")), 0.0)
     episodes, total = np.cumsum(ended), np.cumsum(np.nan_to_num(value) * ended)
@@ -118,7 +118,7 @@ def seconds_to(run: SavedCurves, goal: Learned) -> float | None:
 
 
 def ending(run: SavedCurves) -> Ending:
-    """Judge a run's end by its settings, last row and train.log."""
+    """Infer how a run ended from its settings, last row and train.log."""
     iterations, limit = run.columns["iteration"], run.config.get("max_iterations")
     done = int(iterations[-1]) if len(iterations) else 0
     of = f"iteration {done:,}" + (f" of {limit:,}" if isinstance(limit, int) else "")
@@ -183,7 +183,7 @@ def _group(group: Group, goal: Learned | None, stats: Sequence[str], config_dir:
     runs = group.runs
     best = [curve.y.max() for run in runs if len((curve := run.curve("episode/best_return", "iteration")).y)]
     mean = _spread(runs, "episode/return")
-    few = "no episode yet" if mean == "–" else "of fewer than 100 episodes"
+    few = "no episode yet" if mean == "–" else "over fewer than 100 episodes"
     tiles = [("return", mean, f"best {number(max(best))}" if best else few)]
     verdict = ""
     if goal is not None:
@@ -243,7 +243,7 @@ def _run(group: Group, run: SavedCurves, end: Ending) -> dict[str, Any]:
 
 
 def commands(runs: Sequence[SavedCurves], config_dir: str | None) -> tuple[list[str], list[str]]:
-    """Return commands that repeat runs, seeds merged, and reasons for missing ones."""
+    """Return commands that repeat runs, with seeds merged, and reasons for missing commands."""
     seeds: dict[str, list[str]] = {}
     reasons = []
     for run in runs:
@@ -271,7 +271,7 @@ def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict
         device, recipe = "cuda" if learner.startswith("cuda") else "cpu", runs[0].config.get("recipe") or "auto"
         words = [f"task={task}", f"algo={runs[0].config['algo']['name']}", f"device={device}", f"recipe={recipe}"]
         if not all(SAFE.fullmatch(word) for word in words):
-            raise ConfigError("unsafe name of a task, an algorithm or a recipe")
+            raise ConfigError("unsafe task, algorithm or recipe name")
         defaults = dict(flat(compose(words, config_dir)))
     except (ConfigError, OSError, ValueError) as error:
         return [], first_line(error)

@@ -1,4 +1,4 @@
-"""Snapshots of envs, framed by their cameras."""
+"""Snapshots of envs, framed automatically."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ FLAT_ELEVATION_DEG = -30.0
 FLAT = 0.6  # maximum height over width of a flat robot
 NEAR = 2.0  # maximum distance of framed objects [radii of the robot]
 LARGE = 1.5  # maximum size of framed objects [radii of the robot]; the robot stands on larger ones
-FILL = 0.86  # share of the picture's width or height that framed objects cover
+FILL = 0.86  # fraction of the image's width or height that framed objects cover
 SMOOTH = 2  # supersampling per axis, for OpenGL without antialiasing
-INSET = 0.4  # maximum share of a tile for its policy's image
+INSET = 0.4  # maximum fraction of a tile for the policy's image
 FRAME = 2  # border of that image [pixels]
 HIDDEN_GROUP = 3  # first geom group that is not drawn
 
 
 class FramingCamera(Camera):
-    """Camera that frames the robot (the body of `Camera`) and nearby objects.
+    """Camera that frames the robot (see `Camera`) and nearby objects.
 
-    `aspect` is a tile's width over height; `fill` the share of it that the framed objects cover.
+    `aspect` is a tile's width over height; `fill` is the fraction of the tile that the framed objects cover.
     """
 
     shadow_pixels = 4096
@@ -56,7 +56,7 @@ class FramingCamera(Camera):
         return self._targets[tile]
 
     def _fit(self, points: np.ndarray, half_width: float, half_height: float) -> tuple[np.ndarray, float]:
-        """Return target and distance [m] that keep all points within these slopes of the line of sight."""
+        """Return the target and distance [m] that keep all points within these slopes from the line of sight."""
         target = 0.5 * (points.min(axis=0) + points.max(axis=0))
         _, axes = self.pose(target)
         distance, shift = 0.0, np.zeros(2)
@@ -83,7 +83,7 @@ class FramingCamera(Camera):
 
     @staticmethod
     def _corners(model: mujoco.MjModel, data: mujoco.MjData, bodies: set[int]) -> np.ndarray:
-        """Return the box corners of the visible geoms of some bodies, world frame [m]."""
+        """Return the box corners of these bodies' visible geoms, world frame [m]."""
         signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).T.reshape(-1, 3)
         corners = [np.zeros((0, 3))]
         for geom in range(model.ngeom):
@@ -107,7 +107,7 @@ def draw(
     try:
         drawn = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
     except mujoco.FatalError as error:  # the largest buffer depends on the OpenGL driver
-        problem = f"cannot draw {SMOOTH * width}x{SMOOTH * height} pixels for a picture of {width}x{height}: {error}"
+        problem = f"cannot draw {SMOOTH * width}x{SMOOTH * height} pixels for an image of {width}x{height}: {error}"
         raise ConfigError(problem, hint="Try a smaller --width and --height") from None
     with closing(drawn):
         large = drawn.render(qpos).reshape(height, SMOOTH, width, SMOOTH, 3)
@@ -115,7 +115,7 @@ def draw(
 
 
 def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
-    """Inset each policy's image, uint8 [h, w, 3], in the corner of its tile of a picture, uint8 [height, width, 3]."""
+    """Inset each env's policy image, uint8 [h, w, 3], into its tile of `picture`, uint8 [height, width, 3]."""
     grid, picture = Grid.of(len(images), picture.shape[1], picture.shape[0]), picture.copy()
     for tile, image in enumerate(images):
         factor = INSET * min(grid.tile_height / image.shape[0], grid.tile_width / image.shape[1])
@@ -129,7 +129,7 @@ def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_png(path: Path, picture: np.ndarray) -> None:
-    """Write a picture, uint8 [height, width, 3]."""
+    """Write an image, uint8 [height, width, 3]."""
     images = import_extra("PIL.Image", "view", "snapshot")
     with writing(path) as file:
         images.fromarray(picture).save(file, "PNG", optimize=True)

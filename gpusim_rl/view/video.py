@@ -1,4 +1,4 @@
-"""Videos of envs: H.264 mp4 through the ffmpeg of imageio-ffmpeg, animated WebP, and captions."""
+"""Videos of envs: H.264 mp4 by imageio-ffmpeg's ffmpeg, animated WebP, and captions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def video_writer(
 ) -> Iterator[Callable[[np.ndarray], object]]:
     """Yield a function that appends a frame, uint8 [height, width, 3], to an mp4 that appears only when complete.
 
-    `needed_by` names the command or setting in errors: ConfigError for a missing extra, a bad name or size, or ffmpeg.
+    `needed_by` names the command or setting in errors. ConfigError if ffmpeg is missing or fails, or the path is bad.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "view", needed_by)
     check_video(path, size)
@@ -50,7 +50,7 @@ def video_writer(
         raise ConfigError(f"no ffmpeg: {first_line(error)}", key=needed_by) from None
     with writing(path) as file:
         command = [program, "-y", *raw, *coded, f"file:{file.name}"]
-        # A new session keeps Ctrl-C from ffmpeg; the recording ends it.
+        # A new session shields ffmpeg from Ctrl-C; this process stops it.
         process = subprocess.Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, start_new_session=True)
         stream = process.stdin
         assert stream is not None
@@ -75,14 +75,14 @@ def drawing(
 ) -> Iterator[tuple[Callable[[], np.ndarray], float]]:
     """Yield a function that draws a player's envs, uint8 [height, width, 3], and their control rate [Hz].
 
-    `size` is [pixels]; `renderer` is one of `make_renderer`, or `policy` for the policy's own images.
+    `size` is [pixels]; `renderer` is as for `make_renderer`, or `policy` for the policy's own images.
     """
     env = player.env
     hz = env.cfg.control_hz if isinstance(env, VecEnv) else env.frames_per_s
     if renderer == "policy" or not isinstance(env, VecEnv):
         sharp = renderer == "policy"
         pictures = partial(seen, player) if sharp else env.render
-        tiled(pictures(), *size)  # fail before the work
+        tiled(pictures(), *size)  # fail early
         yield lambda: tiled(pictures(), *size, pixels_stay=sharp), hz
     else:
         sim = env.sim
@@ -150,7 +150,7 @@ def command_captions(env: Environment) -> list[str]:
 
 
 class Caption:
-    """Caption writer for a picture; drops the last words if space is short."""
+    """Caption writer for images; drops trailing words that do not fit."""
 
     def __init__(self, grid: Grid, words: Sequence[str]) -> None:
         from PIL import Image, ImageDraw, ImageFont
@@ -164,7 +164,7 @@ class Caption:
             self._words = self._words.rpartition(", ")[0]
 
     def write(self, picture: np.ndarray, commands: Sequence[str] = ()) -> np.ndarray:
-        """Return the picture, uint8 [height, width, 3], with words on top and a command at the bottom of each tile."""
+        """Return the image, uint8 [height, width, 3], with words on top and a command at the bottom of each tile."""
         image = self._images.fromarray(np.ascontiguousarray(picture))
         draw, edge = self._drawing.Draw(image), self._edge
         look = {"font": self._font, "fill": INK, "stroke_width": 1, "stroke_fill": OUTLINE}

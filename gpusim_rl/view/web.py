@@ -34,8 +34,8 @@ from gpusim_rl.view.web_scene import WebScene
 
 LOCALHOST = "127.0.0.1"
 PORT, PORTS = 8080, 100  # first port, number of ports to try
-DISTANCE = 1.3  # camera distance [that of a video], to leave room for panels and other robots
-FRAME_S = 1 / 30  # between two updates of the scene
+DISTANCE = 1.3  # camera distance relative to a video's, to leave room for panels and other robots
+FRAME_S = 1 / 30  # time between scene updates [s]
 SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
 IMAGE_SIDE = 300  # about the panel's width [pixels]
 TOUCHES = 1000  # maximum queue length
@@ -47,12 +47,12 @@ def view_in_browser(
 ) -> None:
     """Print the viewer's address and serve it until Ctrl-C or the last control step.
 
-    A `host` other than localhost admits others without a password. `port` None means the first free one from 8080,
-    `steps` None no limit, pausing while nobody watches. Raise ConfigError if viser is missing, or the envs or the port
-    cannot be served.
+    A `host` other than localhost lets others connect without a password. `port` None means the first free port from
+    8080; `steps` None means no limit, and a pause while nobody watches. Raise ConfigError if viser is missing, or the
+    envs or the port cannot be served.
     """
     with contextlib.closing(WebViewer(player, host=host, port=port)) as viewer:
-        say(f"{player.name} is shown at {viewer.address} (Ctrl-C ends it)")
+        say(f"viewing {player.name} at {viewer.address} (Ctrl-C to stop)")
         sys.stdout.flush()  # a pipe would buffer it
         if host not in (LOCALHOST, "localhost", "::1"):
             warn(f"anyone who can reach {host} on port {viewer.port} can watch and steer: there is no password")
@@ -68,13 +68,13 @@ class WebViewer:
             hint = "Try --viewer native with a display, --viewer none, or tools/record.py for a video"
             raise ConfigError("envs of another library cannot be shown in a browser", key=player.name, hint=hint)
         self._player, self._vec_env = player, player.env
-        self.commands = steerable(player.env.task)  # None if the task has none
+        self.commands = steerable(player.env.task)  # None for a task without commands
         self.env = 0  # followed env
-        self.held: list[float] | None = None  # its commands while held
+        self.held: list[float] | None = None  # the followed env's commands while held
         self.paused = False
         self.speed = 1.0  # requested simulated seconds per second
         self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # calls to make between steps
-        self._steps, self._steps_to_take = 0, 0  # done, and to do while paused
+        self._steps, self._steps_to_take = 0, 0  # taken, and to take while paused
         self._shown_s, self._steps_shown = 0.0, 0  # time and steps of the displayed numbers
         self._numbers = Numbers(player.env)
         self._server = guarded_server(host, _free_port(host, port), "a viewer in the browser")
@@ -85,7 +85,7 @@ class WebViewer:
         self._scene.draw()
 
     def run(self, steps: int | None = None) -> None:
-        """Step at the page's speed."""
+        """Step the envs at the speed set on the page."""
         dt = self._vec_env.task.dt
         every_s = {self._scene.draw: FRAME_S, self.show_images: 0.1, self.show: 0.2, self.look_for_checkpoints: 1.0}
         due, refreshed_s = time.perf_counter(), dict.fromkeys(every_s, 0.0)
@@ -134,7 +134,7 @@ class WebViewer:
             self._server.stop()
 
     def follow(self, env: int) -> None:
-        """Follow another env, to which held commands then apply."""
+        """Follow another env; held commands then apply to it."""
         self.env = min(max(int(env), 0), self._vec_env.num_envs - 1)
         self._numbers.forget()
         self._scene.look_at(self.env)
@@ -221,7 +221,7 @@ class WebViewer:
             self._table = gui.add_html("")
         if self._player.checkpoint is not None:
             with gui.add_folder("Policy"):
-                acts = gui.add_dropdown("Acts", ["trained", "zero", "random"], initial_value=self._player.act)
+                acts = gui.add_dropdown("Actions", ["trained", "zero", "random"], initial_value=self._player.act)
                 self._on(acts, lambda name: setattr(self._player, "act", name))
                 names = _checkpoints(self._player.checkpoint)
                 self._checkpoint = gui.add_dropdown("Checkpoint", names, initial_value=self._player.checkpoint.name)

@@ -27,7 +27,7 @@ HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "sam
 
 
 def guarded_server(host: str | None, port: int, needed_by: str) -> Any:
-    """Start viser's server behind a `Guard`; without `host`, on localhost for nobody."""
+    """Start viser's server behind a `Guard`; without `host`, on localhost and closed to everyone."""
     guard, viser, _ = Guard(host), *(import_extra(name, "view", needed_by) for name in ("viser", "mjviser"))
     library: Any = importlib.import_module("websockets.asyncio.server")
     serve, guarded = library.serve, []
@@ -45,7 +45,7 @@ def guarded_server(host: str | None, port: int, needed_by: str) -> Any:
     finally:
         library.serve = serve
     if not guarded:
-        raise ConfigError("this version of viser starts its server in an unknown way", hint="Try viser 1.1")
+        raise ConfigError("this version of viser is not supported", hint="Try viser 1.1")
     # Otherwise any open page could request a public tunnel.
     guard.server.request_share_url = lambda verbose=True: None
     return guard.server
@@ -60,19 +60,19 @@ class Guard:
     def problem(self, own: tuple[str, int], hosts: list[str], origins: list[str], path: str) -> str:
         """Return why a request is refused, or "".
 
-        Another site's page shows in its `Origin`, or in `Host` after DNS rebinding; `own` is the server's address.
+        `Origin`, or `Host` after DNS rebinding, reveals another site's page; `own` is the server's address.
         """
         if self.host is None:
-            return "nobody may visit it"
+            return "it accepts no visitors"
         names = {*LOOPBACK, self.host.lower(), own[0]}
         names |= {socket.gethostname().lower()} if self.host in ANY else set()
         if len(hosts) != 1 or not _is_own(hosts[0], names, own[1]):
             name = "localhost" if self.host in LOOPBACK else own[0] if self.host in ANY else self.host
-            return f"it is at http://{name}:{own[1]}"
+            return f"its address is http://{name}:{own[1]}"
         if origins not in ([], [f"http://{hosts[0]}"]):
             return "the request comes from another site"
         # A query could point viser's page to another server, which may run code in it.
-        return "its address has no query" if "?" in path else ""
+        return "queries are not allowed" if "?" in path else ""
 
     def admits(self, content: bytes) -> bool:
         """Return whether a message is a camera pose or a valid value of an existing control."""

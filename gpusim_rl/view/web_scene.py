@@ -1,4 +1,4 @@
-"""Browser scene with all envs side by side on flat ground, drawn by viser with meshes of mjviser, and its replay."""
+"""Browser scene of all envs side by side, drawn by viser with mjviser's meshes, and its replay as an HTML page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
 from gpusim_rl.view.video import caption_words, frame_rate
 from gpusim_rl.view.web_guard import guarded_server
 
-GAP = 1.15  # distance between two envs [their size]
+GAP = 1.15  # distance between two envs [env sizes]
 GROUND = {"infinite_grid": True, "plane_color": (196, 203, 210), "plane_opacity": 1.0, "shadow_opacity": 0.35}
 GROUND_LINES = {"cell_color": (180, 187, 195), "section_color": (150, 158, 168)}
 VISIBLE_GROUPS = 3  # geoms of groups 0 to 2 are drawn, as in MuJoCo's viewer
@@ -64,7 +64,7 @@ class WebScene:
         server.initial_camera.look_at = np.zeros(3)
 
     def _light(self, server: Any) -> None:
-        """Add ground and sky, since white hides light robots, and dim the light."""
+        """Add ground and sky, since light robots vanish on white, and dim the lights."""
         model, far = self._model, 20.0 * self._camera.distance
         cell = 10.0 ** round(math.log10(self._camera.radius))
         sizes = {"cell_size": cell, "section_size": 5.0 * cell, "fade_distance": far}
@@ -142,11 +142,11 @@ class WebScene:
 
 
 def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
-    """Play control steps and return an offline page; raise ConfigError for envs of another library."""
+    """Play control steps and return a self-contained page; raise ConfigError for envs of another library."""
     if not isinstance(player.env, VecEnv):
-        raise ConfigError(f"{player.name}, of another library, has no scene", key=needed_by, hint="Try a video")
+        raise ConfigError(f"{player.name} is from another library and has no scene", key=needed_by, hint="Try a video")
     every, fps = frame_rate(player.env.cfg.control_hz)
-    with redirect_stdout(io.StringIO()), ExitStack() as stack:  # viser announces the end
+    with redirect_stdout(io.StringIO()), ExitStack() as stack:  # viser prints when it stops
         server = guarded_server(None, 0, needed_by)
         stack.callback(server.stop)
         scene, recording = WebScene(server, player.env.sim), server.get_scene_serializer()

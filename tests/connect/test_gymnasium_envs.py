@@ -538,7 +538,7 @@ def test_images_are_separate_observation_groups(kind: str, channels: int, mode: 
 
 
 def test_nested_images_are_rejected_and_small_grids_are_flattened() -> None:
-    with pytest.raises(ConfigError, match=r"^env\.id=X-v0: pictures of shape \[64, 64, 3\]"):
+    with pytest.raises(ConfigError, match=r"^env\.id=X-v0: images of shape \[64, 64, 3\]"):
         flat_size(gym.spaces.Tuple([gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)]), "env.id=X-v0")
     assert flat_size(gym.spaces.Box(0, 255, (7, 7, 3), np.uint8), "env.id=X-v0") == 147
 

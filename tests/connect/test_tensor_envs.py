@@ -215,7 +215,7 @@ def test_unsupported_observations_are_rejected():
     with raises(ConfigError, key="Theirs", hint="Available: camera, pixels"):
         env.reset()
     library._obs = lambda: {"policy": torch.zeros(3, 8, 8, 3)}
-    with pytest.raises(ConfigError, match="pictures"):
+    with pytest.raises(ConfigError, match="images"):
         env.reset()
 
 
@@ -233,7 +233,7 @@ def test_actions_are_scaled_to_library_bounds():
 def test_multiple_agents_are_rejected():
     library = Library()
     library.cfg.possible_agents = ["a", "b"]
-    with pytest.raises(ConfigError, match=r"Theirs: .*several agents"):
+    with pytest.raises(ConfigError, match=r"Theirs: .*multi-agent"):
         IsaacLabEnv(library, "Theirs")
 
 

@@ -125,7 +125,7 @@ def test_archive_after_a_pickle_is_rejected(tmp_path: Path) -> None:
     archive = io.BytesIO()
     torch.save({"format": FORMAT}, archive)
     sealed(tmp_path / "x.pt", b"\x80\x02cbuiltins\nbytearray\n" + archive.getvalue())
-    with pytest.raises(ConfigError, match="no archive"):
+    with pytest.raises(ConfigError, match="not a torch archive"):
         load(tmp_path / "x.pt")
 
 
@@ -135,7 +135,7 @@ def test_exponentially_nested_key_is_rejected_quickly(tmp_path: Path) -> None:
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("x/data.pkl", b"\x80\x02}K\x01\x85" + doubled + b"K\x01s.")
     sealed(tmp_path / "x.pt", content.getvalue())
-    with pytest.raises(ConfigError, match="without end"):
+    with pytest.raises(ConfigError, match="too many values"):
         load(tmp_path / "x.pt")
 
 
@@ -162,7 +162,7 @@ def test_file_swapped_during_load_is_never_read(tmp_path: Path, monkeypatch) -> 
                 load(path)
 
 
-@pytest.mark.parametrize("problem", ["damaged", "no archive"])
+@pytest.mark.parametrize("problem", ["damaged", "not a torch archive"])
 def test_sparse_file_takes_no_memory(tmp_path: Path, monkeypatch, problem) -> None:
     size = 1 << 27
     monkeypatch.setattr(checkpoint_file, "_in_memory", io.BytesIO)  # tracemalloc sees BytesIO

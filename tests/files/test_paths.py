@@ -46,9 +46,9 @@ def test_copied_checkpoint_has_no_run_folder(run_dir, tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Antt", "there is Cartpole"),
+        ("Antt", "runs: Cartpole"),
         ("cartpol", "mean 'Cartpole'?"),
-        ("runs/Cartpole/2025", "there is latest, 2026-01-31_12-00-00"),
+        ("runs/Cartpole/2025", "Cartpole: latest, 2026-01-31_12-00-00"),
         ("nowhere/last.pt", "a run folder"),
         ("a" * 1000, "aaa': File name"),
         ("~no-such-user/last.pt", "a run folder"),
@@ -64,18 +64,18 @@ def test_missing_checkpoint_lists_available_ones(run_dir, name, words):
 def test_missing_run_lists_only_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(ConfigError, match=r"In runs .*no run yet$"):
+    with pytest.raises(ConfigError, match=r"Found in runs: no run yet$"):
         paths.find_checkpoint("Ant")
     (tmp_path / "runs" / "empty").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"In runs .*no run$"):
+    with pytest.raises(ConfigError, match=r"Found in runs: no run$"):
         paths.find_run("Ant")
     run = tmp_path / "runs" / "Cartpole" / "2026-01-31_12-00-00"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("")
     (tmp_path / "mine.pt").write_text("")
-    with pytest.raises(ConfigError, match=r"In runs .*Cartpole$"):
+    with pytest.raises(ConfigError, match=r"Found in runs: .*Cartpole$"):
         paths.find_run("Ant")
-    with pytest.raises(ConfigError, match=r"In .* (mine\.pt, runs|runs, mine\.pt)$"):
+    with pytest.raises(ConfigError, match=r"Found in .* (mine\.pt, runs|runs, mine\.pt)$"):
         paths.find_checkpoint("./no.pt")
 
 
@@ -127,7 +127,7 @@ def test_missing_last_pt_suggests_the_newest_checkpoint(run_dir):
         (folder / name).write_bytes(b"x")
     os.utime(folder / "000050.pt", (0, 0))  # copies may have an old modification time
     for name in (str(run_dir), "Cartpole"):
-        with pytest.raises(ConfigError, match=r"last\.pt in .* checkpoint=\S+/000050\.pt \(tools"):
+        with pytest.raises(ConfigError, match=r"last\.pt is missing from .* checkpoint=\S+/000050\.pt \(tools"):
             paths.find_checkpoint(name)
 
 

@@ -38,7 +38,7 @@ def test_hard_linked_file_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("all I have\n")
     (tmp_path / "train.log").hardlink_to(tmp_path / "mine")
     assert open_file(tmp_path / "train.log").read() == b"all I have\n"
-    with pytest.raises(ConfigError, match="second name"):
+    with pytest.raises(ConfigError, match="hard link"):
         open_file(tmp_path / "train.log", "ab")
 
 

@@ -211,7 +211,7 @@ def words() -> None:
     assert line(**CARTPOLE, cfg={"decimation": "two"}).startswith("env.cfg.decimation: expected int")
     assert line(**CARTPOLE, cfg={"scene": {"num_envs": 8}}).startswith("env.cfg.scene.num_envs: no effect")
     assert line(**CARTPOLE, cfg={"seed": 8}).startswith("env.cfg.seed: no effect")
-    assert "several agents" in line(id="Isaac-Shadow-Handover-Direct")
+    assert "multi-agent" in line(id="Isaac-Shadow-Handover-Direct")
     target = "offline_cartpole.OfflineCartpoleCfg"
     assert "expected a ManagerBasedRLEnvCfg" in line(_target_=target)
     assert "unknown preset of offline_cartpole.OfflineCartpoleCfg" in line(_target_=target, physics="wrong")

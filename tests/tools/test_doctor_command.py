@@ -22,7 +22,7 @@ pytest_plugins = ["helpers.tool_runs"]
 
 def test_doctor_diagnoses_a_finished_run(tool_here, runs_folder):
     lines = tool_here("doctor", "Cartpole").stdout.splitlines()
-    assert re.match(r"runs/Cartpole/2\S+, iteration 6.* \(\d rows? read; \d of the warm-up left out\)", lines[0])
+    assert re.match(r"runs/Cartpole/2\S+, iteration 6.* \(\d rows? read; \d warm-up rows skipped\)", lines[0])
     assert re.match(r"Cartpole, 16 envs, mujoco on cpu, learner on cpu: [\d,]+ env steps/s", lines[1])
     assert re.match(r"simulate \d+ % · policy \d+ % · update \d+ % · log \d+ %", lines[2])
     assert lines[4] == "" or lines[3] == ""
@@ -52,8 +52,8 @@ def test_doctor_diagnoses_without_importing_torch(tool):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["Nothing"], "In runs there is "),
-        (["runs"], "config.yaml, there is "),
+        (["Nothing"], "Found in runs: "),
+        (["runs"], "config.yaml, found "),
         (["-cd", "my_cfg", "Nothing"], "no run 'Nothing': "),
         (["scalling", "task=Ant"], "Did you mean 'scaling'?"),
         (["scaling", "task=Antt"], "Did you mean 'Ant'?"),
@@ -63,7 +63,7 @@ def test_doctor_diagnoses_without_importing_torch(tool):
         (["scaling", "task=Ant", "--device", "gpu"], "device: expected auto, cpu, cuda"),
         (["scaling", "task=Ant", "--num-processes", "1", "--num-actors", "2"], "not both"),
         (["scaling", "task=Ant", "--num-processes", "1,2", "--num-envs", "64,8"], "--num-envs: expected one value"),
-        (["scaling", "task=Ant", "num_envs=3"], "num_envs: scaling sets it"),
+        (["scaling", "task=Ant", "num_envs=3"], "num_envs: set by scaling"),
     ],
 )
 def test_bad_input_is_rejected_in_one_line(tool_here, arguments, line):

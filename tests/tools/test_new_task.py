@@ -251,7 +251,7 @@ def test_implausibly_small_joint_ranges_warn(tmp_path, angle, warned):
 
 def test_isaacgymenvs_settings_are_converted(tmp_path):
     done = convert(tmp_path, ISAAC, ISAAC_PPO)
-    reported = [line for line in done.stdout.splitlines() if line.startswith(("from", "ignored"))]
+    reported = [line for line in done.stdout.splitlines() if line.startswith(("copied", "ignored"))]
     assert [line.rpartition(": ")[2] for line in reported] == [
         "power_scale, joints_at_limit_cost",  # in the yaml, unused by the class
         "viewer, sim.physx, asset.collapse_fixed_joints",

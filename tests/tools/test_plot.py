@@ -67,7 +67,7 @@ def test_damaged_metrics_are_drawn_up_to_the_damage(load_tool, runs_folder, tmp_
     lines = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
     (run / "metrics.csv").write_bytes(b"".join([*lines[:3], junk + lines[3], *lines[4:]]))
     [drawn] = load_tool("plot").read_runs([run], "policy/kl", "env_steps")
-    assert len(drawn.columns["iteration"]) == 2 and "damaged in line 4" in capsys.readouterr().err
+    assert len(drawn.columns["iteration"]) == 2 and "line 4" in capsys.readouterr().err
     (run / "metrics.csv").write_bytes(junk + b"".join(lines))
     with pytest.raises(ConfigError):
         load_tool("plot").read_runs([run], "policy/kl", "env_steps")
@@ -237,7 +237,7 @@ def test_time_axis_uses_a_fitting_unit(plot):
     run = saved([0, 10], [0, 5])
     run.columns["time/elapsed_s"] = np.array([0.0, 5400.0])
     figure = plot.draw([[run]], "episode/return", "time")
-    assert figure.axes[0].get_xlabel() == "time of training [min]"
+    assert figure.axes[0].get_xlabel() == "training time [min]"
     assert legend(figure) == ["1 run, 5 at 90 min"]
 
 

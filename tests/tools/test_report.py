@@ -254,7 +254,7 @@ def test_replay_of_third_party_envs_is_an_animation(load_tool, seeds, monkeypatc
 def test_report_embeds_the_replay(no_charts, write, seeds):
     page, text = write(seeds[0], options=("--steps", "6"))
     assert page.loads == [] and page.tags.count("iframe") == 1
-    assert "Drag to turn" in page.text and "__VISER_EMBED_DATA__" in text
+    assert "Drag to rotate" in page.text and "__VISER_EMBED_DATA__" in text
     assert len(text) < 2_000_000
 
 
@@ -312,7 +312,7 @@ def test_chart_draws_flat_short_and_extreme_curves(y):
 
 @pytest.mark.parametrize(
     ("mean", "best", "below"),
-    [([20.0], [float("nan")], "of fewer than 100 episodes"), ([float("nan")], [float("nan")], "no episode yet")],
+    [([20.0], [float("nan")], "over fewer than 100 episodes"), ([float("nan")], [float("nan")], "no episode yet")],
 )
 def test_return_of_fewer_than_100_episodes_is_labelled(mean, best, below):
     run = run_of(mean=mean)

@@ -87,7 +87,7 @@ def test_public_host_warns_about_missing_password(run, capsys, host, warned):
     with closing(Player.open(str(run), num_envs=2)) as player:
         view_in_browser(player, host=host, port=0, steps=3)
     out, err = capsys.readouterr()
-    assert re.fullmatch(rf"Cartpole .* http://{re.escape(host)}:\d+ .*\n", out)
+    assert re.fullmatch(rf".*Cartpole .* http://{re.escape(host)}:\d+ .*\n", out)
     assert ("no password" in err) == warned
 
 
@@ -96,7 +96,7 @@ def test_play_without_display_uses_the_browser(tool_here):
     done = tool_here("play", "Cartpole", "--steps", "5", "--num-envs", "2", env=NO_DISPLAY)
     first, second = done.stdout.splitlines()
     assert "checkpoints/last.pt, iteration 6" in first
-    assert second.startswith("Cartpole ") and " http://127.0.0.1:" in second
+    assert "Cartpole " in second and " http://127.0.0.1:" in second
     assert done.stderr == ""
 
 

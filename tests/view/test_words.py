@@ -18,7 +18,7 @@ from gpusim_rl.view.curves import in_words
         ("loss/value", "value loss"),
         ("time/update", "update, share of time"),
         ("system/gpu_memory_gb", "gpu memory [GB]"),
-        ("policy/kl", "KL of the policy per update [nat]"),
+        ("policy/kl", "policy KL per update [nat]"),
         ("foot_slip", "foot slip"),
     ],
 )
