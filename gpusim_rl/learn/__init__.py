@@ -1,1 +1,1 @@
-"""Learning on tensors alone: algorithms, policies, normalisers, rollouts and replay memories."""
+"""Tensor-only learning: algorithms, policies, normalisers, rollouts and replay memories."""

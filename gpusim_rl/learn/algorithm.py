@@ -1,7 +1,7 @@
 """Interface between trainer and algorithm.
 
-A yaml in cfg/algo or a user's folder (`-cd`) registers the class `algo._target_`. Ours are in `settings/schema.py` too,
-which checks their settings before torch is imported.
+A yaml in cfg/algo or a user's folder (`-cd`) registers the class `algo._target_`. Built-in ones are also in
+`settings/schema.py`, which checks their settings before torch is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.spaces import ActionSpace, ImageShape, SignedPermutation
 
 Observation = Mapping[str, Tensor]
-"""Groups [num_envs, size]: `policy`, perhaps `critic`; images are uint8 [num_envs, height, width, channels]."""
+"""Groups [num_envs, size]: `policy`, optionally `critic`; images are uint8 [num_envs, height, width, channels]."""
 
 Hidden = tuple[Tensor, ...]
 """Recurrent state, [layers, batch, size] each; empty for feed-forward policies."""
@@ -63,7 +63,7 @@ class EnvSpec:
 
 
 class ActorPlace(NamedTuple):
-    """Place of an actor's envs among all of its learner's."""
+    """Position of an actor's envs among all envs of its learner."""
 
     first_env: int
     all_envs: int
@@ -71,7 +71,7 @@ class ActorPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LearnerContext:
-    """Surroundings of an algorithm."""
+    """Context in which an algorithm runs."""
 
     section: str = "algorithm"  # settings section, for messages
     collective: Collective = ALONE  # processes that learn together; sums over samples cover all
@@ -96,7 +96,7 @@ class Outcome(Protocol):
 class Transition(Outcome, Protocol):
     """Result of a control step in all envs (`gpusim_rl.env.Step`)."""
 
-    obs: dict[str, Tensor]  # observations to act on next; those of the new episode where one ended
+    obs: dict[str, Tensor]  # observations to act on next; from the new episode where one ended
     done: Bool[Tensor, " envs"]  # terminated | truncated | diverged: `obs` begins an episode
 
 
@@ -126,13 +126,13 @@ def recorded_steps(obs: Mapping[str, Tensor], reward: Tensor) -> list[RecordedTe
 
 
 class Policy(nn.Module):
-    """Acting part of an algorithm, for evaluation, playing and export too."""
+    """Acting part of an algorithm; also used for evaluation, playing and export."""
 
     bf16: bool = False
 
     @property
     def mlp_bf16(self) -> bool:
-        """True if MLPs run in bfloat16: not behind an encoder, where velocities are small differences of positions."""
+        """True if MLPs run in bfloat16; not after an encoder, where velocities are small differences of positions."""
         return self.bf16 and getattr(self, "encoder", None) is None
 
     @abstractmethod
@@ -140,7 +140,7 @@ class Policy(nn.Module):
         """Return actions [batch, actions] for raw observations [batch, size], and the next recurrent state."""
 
     def initial_state(self, batch: int) -> Hidden:
-        """Return the recurrent state at the start of an episode, zeros."""
+        """Return the recurrent state at the start of an episode: zeros."""
         return ()
 
     def actor_state(self, batch: int) -> Hidden:
@@ -160,15 +160,15 @@ class Algorithm(ABC):
 
     The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `before_update` and
     `update`. CUDA graphs capture rollout and update: memory is allocated in `__init__` and written in place, masks
-    replace index lists, the host reads no tensor, and whatever changes is a tensor (docs/architecture.md).
+    replace index lists, the host reads no tensors, and every changing value is a tensor (docs/architecture.md).
 
     Args:
         cfg: Instance of `Config`.
-        env: Envs.
-        context: Surroundings.
+        env: Description of the envs.
+        context: See `LearnerContext`.
         device: Device of networks and memory.
         seed: Seed of all random numbers.
-        max_iterations: Updates of a whole training, for schedules.
+        max_iterations: Total number of updates, for schedules.
     """
 
     Config: ClassVar[type]
@@ -191,7 +191,7 @@ class Algorithm(ABC):
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> Policy:
-        """Build the policy with random weights, by default from a whole algorithm."""
+        """Build the policy with random weights; by default, build a whole algorithm for it."""
         return cls(cfg, env, context, device=device, seed=0, max_iterations=1).policy
 
     def begin_rollout(self) -> None:  # noqa: B027 (optional)
@@ -203,7 +203,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def record(self, action: Tensor, step: Transition) -> None:
-        """Copy actions and results into fixed memory; the next step overwrites these tensors."""
+        """Copy actions and results into fixed memory; the next step overwrites the arguments."""
 
     def before_update(self) -> None:  # noqa: B027 (optional)
         """Do work that a CUDA graph cannot capture, such as waiting for a thread."""
@@ -213,7 +213,7 @@ class Algorithm(ABC):
         """Learn from the recorded steps; return metrics `<group>/<name>`, 0-dim device tensors.
 
         A non-finite `check/` or `loss/` value ends the run; `check/` is not logged. `check/learned` is 0 if no gradient
-        was finite, else 1: after several zeros the last checkpoint is restored, then the run stops.
+        was finite, else 1; repeated zeros restore the last checkpoint, then stop the run.
         """
 
     def describe(self) -> dict[str, str]:
@@ -222,7 +222,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state besides the policy: tensors, numbers, strings, lists and dicts.
+        """Return the state other than the policy: tensors, numbers, strings, lists and dicts.
 
         State of unfinished episodes goes into the entry `episodes`.
         """
@@ -248,12 +248,12 @@ def make_policy(
 
 
 def make_generator(device: torch.device, seed: int) -> torch.Generator:
-    """Return a seeded random generator; a CPU one for "meta"."""
+    """Return a seeded random generator, on the CPU for "meta"."""
     return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Restore a random stream, unless it is of the other device type: CPU and CUDA states differ in size."""
+    """Restore a random stream, unless it comes from another device type: CPU and CUDA states differ in size."""
     if state.shape == generator.get_state().shape:
         generator.set_state(state.cpu())
 

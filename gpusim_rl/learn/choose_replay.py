@@ -1,4 +1,4 @@
-"""Replay memory chosen by the settings: size checks and description."""
+"""Choice, size checks and description of the configured replay memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def make_replay(
     seed: int,
     drawn: int,
 ) -> Replay | HostReplay:
-    """Build the configured memory for rollouts; one on the host draws `drawn` transitions per iteration.
+    """Build the configured memory for rollouts; on the host, it draws `drawn` transitions per iteration.
 
     Raises:
-        ConfigError: It is too small, does not fit, or lacks a requested feature.
+        ConfigError: The memory is too small, does not fit, or lacks a requested feature.
     """
     steps, kind, more = cfg.replay.capacity // env.num_envs, Replay, {}
     if env.images:
@@ -44,7 +44,7 @@ def make_replay(
     if on_host and env.images and (needed := _prefetched_bytes(cfg, memory)) > (free := _free_bytes(device)):
         smaller = max(1, int(0.5 * cfg.batch_size * free / needed))
         raise ConfigError(
-            f"prefetched images take {needed / 1e9:.3g} GB on {device}, {free / 1e9:.3g} GB are free",
+            f"prefetched images take {needed / 1e9:.3g} GB on {device}, but only {free / 1e9:.3g} GB are free",
             key=f"{section}.replay.device=cpu",
             hint=f"Try {section}.batch_size={smaller}, or a smaller {section}.horizon",
         )
@@ -61,13 +61,13 @@ def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, section: str, steps: int
         needed = -(-needed // BLOCK) * BLOCK
         if cfg.replay.device is None or not env.images:
             fix = "device=cpu" if env.images else "compress=false"
-            raise ConfigError("only for images on the host", key=f"{key}.compress", got=True, hint=f"Try {key}.{fix}")
+            raise ConfigError("needs images on the host", key=f"{key}.compress", got=True, hint=f"Try {key}.{fix}")
     if steps < needed:
-        problem = f"room for {steps} control steps of num_envs={envs}, {needed} are needed"
+        problem = f"room for only {steps} control steps of num_envs={envs}, but {needed} are needed"
         hint = f"Try {key}.capacity={needed * envs}"
         raise ConfigError(problem, key=f"{key}.capacity", got=cfg.replay.capacity, hint=hint)
     if cfg.learning_starts > steps * envs:
-        problem = f"the replay memory holds only {steps * envs} transitions of num_envs={envs}"
+        problem = f"the replay memory holds only {steps * envs} transitions with num_envs={envs}"
         hint = f"Try {section}.learning_starts={steps * envs // 10}"
         raise ConfigError(problem, key=f"{section}.learning_starts", got=cfg.learning_starts, hint=hint)
     problem = ""
@@ -114,16 +114,16 @@ def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: 
         size += f" ({memory.expected_bytes / (memory.num_steps * memory.num_envs) / 1e3:.3g} kB per transition"
         size += ", if LZ4 compresses to a third)" if cfg.replay.compress else ")"
         size += f", {_prefetched_bytes(cfg, memory) / 1e9:.3g} GB of prefetched images" * on_host
-    kept = f"saved in checkpoints (smaller with {section}.replay.save=false, but a resumed run refills it)"
+    kept = f"saved in checkpoints ({section}.replay.save=false shrinks them, but a resumed run refills it)"
     if not cfg.replay.save:
-        kept = "not in checkpoints: a resumed run refills it before it learns"
+        kept = "not in checkpoints: a resumed run refills it before learning"
     samples = memory.num_envs * cfg.horizon
     first, last = -(-cfg.learning_starts // samples), max_steps // cfg.horizon
     start = f"random actions until {cfg.learning_starts:,} transitions, in iteration {first}"
     if first + on_host > last:  # prefetching lags by one rollout
         fewest = max(cfg.batch_size, samples * last // 10)
         advice = f"{section}.learning_starts={fewest}"
-        if -(-fewest // samples) + on_host > last:  # not even a batch is stored
+        if -(-fewest // samples) + on_host > last:  # not even one batch is stored
             advice = f"max_iterations={10 * first}"
         start += f" of {last}: nothing is learned. Try {advice}"
     return f"replay of {size}, {kept}; {start}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-MOST_WORKERS = 16  # limit of worker threads; with more, they wait for the GIL (held for some 5 % of a chunk)
+MOST_WORKERS = 16  # maximum worker threads; more would wait for the GIL (held for about 5 % of a chunk)
 
 CPU_CHUNK = 4096  # maximum samples per chunk, so that activations stay in a core's caches
 
@@ -17,7 +17,7 @@ CPU_CHUNK = 4096  # maximum samples per chunk, so that activations stay in a cor
 def chunk_samples(minibatch: int) -> int:
     """Return the chunk size: a quarter of a minibatch, or more if that would be small.
 
-    Independent of the machine, so that equal runs have equal bits.
+    Independent of the machine, so that runs are reproducible bit for bit.
     """
     half, quarter = -(-minibatch // 2), -(-minibatch // 4)
     return max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, half), min(CPU_CHUNK, quarter))
@@ -29,7 +29,7 @@ def most_workers() -> int:
 
 
 class Chunks:
-    """Sums a function of indices over chunks of them; one chunk except on CPUs.
+    """Sums a function over chunks of indices; a single chunk except on CPUs.
 
     On CPUs minibatch-wide operations stream activations through memory and end with a thread barrier; chunks per thread
     stay in the caches (benchmarks/updates/update_chunks.json). Sums are in chunk order, independent of thread timing. A

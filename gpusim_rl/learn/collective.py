@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Collective:
-    """Single process; `distributed.data_parallel` has several. All must call the same methods in the same order.
+    """Single process; `distributed.data_parallel` implements several. All must call the same methods in the same order.
 
     Attributes:
         summing_s: Total time in sums, including waits for other processes [s]; None if the host never waits (CUDA).
@@ -33,11 +33,11 @@ class Collective:
         return nullcontext()
 
     def share(self, value: Any) -> Any:
-        """Return the first process's plain data; blocks the host."""
+        """Broadcast plain data from the first process; blocks the host."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes by rank; an empty list except in the first."""
+        """Gather the values of all processes by rank in the first process; return an empty list in others."""
         return [value]
 
     def run_dir(self, path: str | None) -> str:

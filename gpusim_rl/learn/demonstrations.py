@@ -28,14 +28,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Successive whole episodes; mapping entries are `<field>/<group>` in a file.
+    """Consecutive whole episodes; a file stores mapping entries as `<field>/<group>`.
 
     Raises:
-        ConfigError: Array shapes disagree, or a number is not finite.
+        ConfigError: Array shapes are inconsistent, or a value is not finite.
     """
 
     task: str  # class name
-    commit: str  # of the recording code; empty if unknown
+    commit: str  # commit of the recording code; empty if unknown
     dt: float  # control step [s]
     episode_length: int  # time limit [control steps]
     num_envs: int
@@ -43,10 +43,10 @@ class Demonstrations:
     obs: Mapping[str, Array]  # raw, before each control step, [steps, size]
     final_obs: Mapping[str, Array]  # at the end of each episode, [episodes, size]
     obs_names: Mapping[str, Array]  # names of the columns, [size]
-    action: Array  # as the envs take it, [steps, actions]; integers if discrete
+    action: Array  # as passed to the envs, [steps, actions]; integers if discrete
     action_names: Array  # names of the columns, [actions]
     reward: Array  # [steps]
-    terminated: Array  # ended by the task with this step, [steps]
+    terminated: Array  # ended by the task in this step, [steps]
     truncated: Array  # ended by the time limit or the end of the recording, [steps]
     diverged: Array  # the simulation failed in this step, [steps]
 
@@ -88,7 +88,7 @@ class Demonstrations:
 
 
 def save(path: Path, shown: Demonstrations) -> None:
-    """Write a file; raise OSError, or ConfigError above the size that `read` accepts."""
+    """Write a file; raise OSError, or ConfigError if larger than `read` accepts."""
     entries = _by_entry(shown)
     size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
     if size > DEMONSTRATIONS_BYTES:
@@ -98,7 +98,7 @@ def save(path: Path, shown: Demonstrations) -> None:
 
 
 def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
-    """Join episodes of one task, with `then`'s commit, time limit and number of envs, or raise ConfigError."""
+    """Join episodes of one task, keeping `then`'s commit, time limit and number of envs, or raise ConfigError."""
     one, two = _by_entry(first), _by_entry(then)
     same = [name for name in two if name in ("task", "dt") or name.startswith(("obs_names/", "action_names"))]
     differ = one.keys() ^ two.keys() or [name for name in same if not np.array_equal(one[name], two[name])]
@@ -130,10 +130,10 @@ def _by_field(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> tuple[Demonstrations, str]:
-    """Read a file and its digest; raise ConfigError if it is missing, of another kind, or inconsistent."""
+    """Read a file and its digest; raise ConfigError if it is missing, invalid or inconsistent."""
     arrays, digest = npz_file.load(path, DEMONSTRATIONS_BYTES)
     if any(name.endswith("/data.pkl") for name in arrays):
-        raise ConfigError("this is a checkpoint, or demonstrations of an older version", key=str(path), hint=RECORD)
+        raise ConfigError("this is a checkpoint, or demonstrations from an older version", key=str(path), hint=RECORD)
     values = _by_field(arrays)
     values.setdefault("executed", np.array(True))  # missing in older files
     try:
@@ -145,18 +145,18 @@ def read(path: Path) -> tuple[Demonstrations, str]:
     except ConfigError as error:
         raise error.within(str(path)) from None
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ConfigError(f"no demonstrations: {error!r}", key=str(path), hint=RECORD) from None
+        raise ConfigError(f"not a demonstration file: {error!r}", key=str(path), hint=RECORD) from None
 
 
 def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstrations, str]:
-    """Read demonstrations and their digest; raise ConfigError unless they fit the envs."""
+    """Read demonstrations and their digest; raise ConfigError unless they match the envs."""
     shown, digest = read(Path(file))
     check_fits(shown, file, env, groups)
     return shown, digest
 
 
 def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collection[str]) -> None:
-    """Raise ConfigError unless demonstrations fit the envs in these observation groups."""
+    """Raise ConfigError unless demonstrations match the envs in these observation groups."""
 
     def require(what: str, expected: object, got: object, hint: str = "") -> None:
         if got != expected:
@@ -175,11 +175,11 @@ def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collectio
     got, expected = (f"{n} {'choices' if d else 'numbers'}" for n, d in zip(sizes, discrete, strict=True))
     require("action", expected, got)
     if isinstance(space, MultiDiscrete) and ((shown.action < 0) | (shown.action >= np.array(space.counts))).any():
-        raise ConfigError("an action is not among the options", key=file, expected=f"less than {list(space.counts)}")
+        raise ConfigError("an action is out of range", key=file, expected=f"less than {list(space.counts)}")
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
-    """Return an array of a file on a device: float32, or int64 for choices."""
+    """Copy an array from a file to a device: float32, or int64 for choices."""
     return torch.as_tensor(
         np.ascontiguousarray(array, np.int64 if array.dtype.kind == "i" else np.float32), device=device
     )
@@ -188,14 +188,14 @@ def tensor(array: Array, device: torch.device) -> Tensor:
 def make_replay(
     shown: Demonstrations, env: EnvSpec, groups: Collection[str], *, n_step: int, gamma: float, device: torch.device
 ) -> Replay:
-    """Build a `Replay` as of one env with successive episodes; raise ConfigError if too short or not executed."""
+    """Build a `Replay` of one env with consecutive episodes; raise ConfigError if too short or not executed."""
     if not shown.executed:
         raise ConfigError("recorded with --actor: the rewards are not of these actions", hint="Try algo=bc")
     steps = len(shown.reward)
     if steps <= n_step:
         raise ConfigError(f"n_step={n_step} needs more than {steps} control steps")
     cut = np.flatnonzero(shown.truncated & ~(shown.terminated | shown.diverged))
-    apart = int(np.diff(cut).min()) if len(cut) > 1 else steps  # hence one final observation per that many steps
+    apart = int(np.diff(cut).min()) if len(cut) > 1 else steps  # so one final observation per `apart` steps
     spec = EnvSpec(1, env.obs_sizes, env.action_space, apart)
     replay = Replay(steps, spec, groups, n_step=n_step, gamma=gamma, storage=torch.float32, device=device)
 

@@ -18,7 +18,7 @@ from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 _LOG_2PI = math.log(2.0 * math.pi)
 
 squared_distance = partial(functional.mse_loss, reduction="none")
-"""Element-wise (a - b)^2 of tensors of one shape; one operation forward, one backward."""
+"""Element-wise (a - b)^2 of tensors of equal shape; one operation forward, one backward."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class DiagonalGaussian:
         return torch.add(at_mean, squares.sum(dim=-1), alpha=-0.5)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """Return the entropy [nat]; without batch if the log-std is state-independent."""
+        """Return the entropy [nat]; without a batch dimension if the log-std is state-independent."""
         return self._shared_terms()[1] + 0.5 * (1.0 + _LOG_2PI) * self.mean.shape[-1]
 
     def _shared_terms(self) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class DiagonalGaussian:
 
     def excess(self, bound: float) -> Float[Tensor, "*batch"]:
         """Return the squared distance of the mean from [-bound, bound], summed over actions."""
-        inside = self.mean.detach().clamp(-bound, bound)  # detached: its gradient matters only at distance 0
+        inside = self.mean.detach().clamp(-bound, bound)  # detached: clamp has a gradient only at distance 0
         return squared_distance(self.mean, inside).sum(dim=-1)
 
     def stats(self) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ class DiagonalGaussian:
 
     @property
     def parameters(self) -> tuple[Float[Tensor, "*batch actions"], ...]:
-        """Mean and log-std of each sample, which `stored` takes concatenated."""
+        """Mean and log-std of each sample; `stored` takes them concatenated."""
         return self.mean, self.log_std.expand_as(self.mean)
 
     @classmethod
@@ -105,7 +105,7 @@ class Categorical:
         return Categorical(self.logits[index], self.counts)
 
     def per_sample(self) -> Categorical:
-        """Return itself: logits always depend on the state."""
+        """Return self: logits always depend on the state."""
         return self
 
     def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -159,7 +159,7 @@ Distribution = DiagonalGaussian | Categorical
 
 
 class GaussianHead(nn.Module):
-    """Last layer of a policy over continuous actions."""
+    """Policy head for continuous actions."""
 
     def __init__(self, size: int, space: Box, cfg: NetworkConfig) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class GaussianHead(nn.Module):
     stored = staticmethod(DiagonalGaussian.stored)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill with noise for `DiagonalGaussian.sample`, [..., num_noise]."""
+        """Draw noise for `DiagonalGaussian.sample` in place, [..., num_noise]."""
         return noise.normal_(generator=generator)
 
     @torch.no_grad()
@@ -201,7 +201,7 @@ class GaussianHead(nn.Module):
 
 
 class CategoricalHead(nn.Module):
-    """Last layer of a policy over discrete actions."""
+    """Policy head for discrete actions."""
 
     def __init__(self, size: int, space: MultiDiscrete) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class CategoricalHead(nn.Module):
         return Categorical(parameters, self.counts)
 
     def draw_(self, noise: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill with noise for `Categorical.sample`, [..., num_noise]."""
+        """Draw noise for `Categorical.sample` in place, [..., num_noise]."""
         return noise.uniform_(generator=generator).log_().neg_().log_().neg_()
 
     def clamp_(self) -> None:
@@ -229,7 +229,7 @@ class CategoricalHead(nn.Module):
 
 
 def make_head(size: int, space: ActionSpace, cfg: NetworkConfig) -> GaussianHead | CategoricalHead:
-    """Build the last layer for an action space."""
+    """Build the policy head for an action space."""
     if isinstance(space, MultiDiscrete):
         return CategoricalHead(size, space)
     return GaussianHead(size, space, cfg)

@@ -18,7 +18,7 @@ from gpusim_rl.spaces import Box
 
 
 class DQNPolicy(QPolicy):
-    """Greedy policy over Q values of `policy` and images; continuous actions have `bins` equally spaced options."""
+    """Greedy policy on Q values of numbers and images; continuous actions have `bins` equally spaced options."""
 
     critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
     target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
@@ -46,7 +46,7 @@ class DQNPolicy(QPolicy):
 
 
 class DQN(OffPolicy):
-    """Deep Q-learning, epsilon-greedy.
+    """Deep Q-learning with epsilon-greedy exploration.
 
         target  y = r + discount Q'(s', argmax_a Q(s', a))      (double; else argmax_a Q'(s', a))
         critic  (Q(s, a) - y)^2

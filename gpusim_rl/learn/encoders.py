@@ -24,7 +24,7 @@ class SpatialSoftmax(nn.Module):
     """Mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, 1504.00702)."""
 
     TEMPERATURE = 0.3
-    """Fixed, since a learned one falls until positions jump; finds thin things sooner than 1."""
+    """Fixed: a learned temperature drops until positions jump. Finds thin objects sooner than 1."""
 
     places: Tensor
     """Pixel positions, [height * width, 2]."""
@@ -112,13 +112,13 @@ class ImageEncoder(nn.Sequential):
 def scaled(
     images: UInt8[Tensor, "batch height width channels"], dtype: torch.dtype
 ) -> Float[Tensor, "batch channels height width"]:
-    """Return 8-bit images as numbers in [-0.5, 0.5], in new memory."""
+    """Convert 8-bit images to a new tensor in [-0.5, 0.5]."""
     x = images.permute(0, 3, 1, 2).to(dtype)  # bf16 is exact for 8 bits
     return x.mul_(1.0 / 255.0).sub_(0.5)
 
 
 class Encoder(nn.Module):
-    """Concatenated features of all image groups, one network per group; `images` are shapes of stacks."""
+    """Concatenated features of all image groups, one network per group; `images` are the shapes of frame stacks."""
 
     def __init__(self, images: Mapping[str, ImageShape], cfg: EncoderConfig, key: str) -> None:
         super().__init__()
@@ -152,9 +152,9 @@ def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any]) 
         module = kind(*arguments.values())
     except TypeError as error:
         inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        reason = describe(error.with_traceback(inner))  # without the frame of this file
+        reason = describe(error.with_traceback(inner))  # without this file's frame
         (name, value), call = next(iter(arguments.items())), f"{kind.__name__}({', '.join(arguments)})"
-        problem = f"{call} failed: {reason}. {name} is {value}, cfg the settings of {key}"
+        problem = f"{call} failed: {reason}. {name} is {value}, cfg holds the settings of {key}"
         raise ConfigError(problem, key=where) from error
     if not isinstance(getattr(module, "out_size", None), int):
         raise ConfigError("no int attribute out_size, the number of features", key=where)
@@ -164,7 +164,7 @@ def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any]) 
 def random_shift(
     images: UInt8[Tensor, "batch height width channels"], pixels: int, generator: torch.Generator
 ) -> UInt8[Tensor, "batch height width channels"]:
-    """Shift each image by up to `pixels`, repeating its border."""
+    """Shift each image randomly by up to `pixels`, replicating the border."""
     moves = torch.randint(-pixels, pixels + 1, (2, len(images)), device=images.device, generator=generator)
     return shifted(images, *moves)
 
@@ -172,7 +172,7 @@ def random_shift(
 class FrameStack:
     """Stacks of the newest frames; older frames are the policy's recurrent state.
 
-    Frames before the start of an episode are black. A group's state is uint8 [older frames, batch, numbers of a frame],
+    Frames before the start of an episode are black. A group's state is uint8 [older frames, batch, values per frame],
     newest last.
     """
 
@@ -180,7 +180,7 @@ class FrameStack:
         self._images, self._older = dict(sorted(images.items())), frames - 1
         self.num_states = len(images) if frames > 1 else 0
         self.shapes = {group: (h, w, channels * frames) for group, (h, w, channels) in self._images.items()}
-        """Shape of a stack of each group."""
+        """Shape of each group's stack."""
 
     def initial_state(self, batch: int, device: torch.device) -> Hidden:
         """Return black frames."""

@@ -44,7 +44,7 @@ class Exploration:
         )
 
     def begin_rollout(self) -> None:
-        """Draw the noise of all steps at once, outside graphs of single steps."""
+        """Draw the noise of all steps at once, outside the CUDA graphs of single steps."""
         self.step = 0
         self.noise.begin_rollout(lambda numbers: self.policy.head.draw_(numbers, self._generator))
 
@@ -54,7 +54,7 @@ class Exploration:
         return self.sampled.action
 
     def record(self, step: Transition) -> None:
-        """Record a step and carry the recurrent state over."""
+        """Record a step and carry over the recurrent state."""
         assert self.sampled is not None, "act() comes before record()"
         self.rollout.write(self.step, self.acted_on, self.hidden, self.is_first, self.sampled, step)
         for state, new in zip(self.hidden, self.sampled.hidden, strict=True):
@@ -96,7 +96,7 @@ class Exploration:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; `episodes` None starts new episodes."""
+        """Restore `state_dict`; start new episodes if `episodes` is None."""
         restore_generator(self._generator, state["noise_generator"])
         episodes = state["episodes"]
         if episodes is None:
@@ -109,5 +109,5 @@ class Exploration:
 
 
 def fitted(value: int, wanted: int, key: str) -> str:
-    """Format a fitted number, with its setting if they differ."""
+    """Format a fitted number, with the configured one if different."""
     return f"{value}" if value == wanted else f"{value} (fitted: {key}={wanted})"

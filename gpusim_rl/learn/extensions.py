@@ -17,19 +17,19 @@ from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.load_class import load_class
 
 Evaluated: TypeAlias = tuple[dict[str, Tensor], EvaluatedActions]
-"""Losses of each sample by name, [time, batch], and its action under the current policy."""
+"""Losses of each sample by name, [time, batch], and its action as evaluated by the current policy."""
 Evaluate: TypeAlias = Callable[[Minibatch], Evaluated]
 
 
 class Extension:
-    """Base class of extensions: four hooks that do nothing by default, and a state.
+    """Base class of extensions: four hooks, no-ops by default, and a state.
 
-    The entry `ppo.extensions.<name>` builds `Class(env, device=..., **settings)`, with `_target_` as class. Hooks obey
-    the rules of the hot path (docs/architecture.md).
+    The entry `ppo.extensions.<name>` builds `Class(env, device=..., **settings)`, where `_target_` names the class.
+    Hooks follow the rules of the hot path (docs/architecture.md).
 
     Attributes:
         weights: Weight of each loss that `losses` adds: a number, or a 0-dim device tensor that may change in place.
-            Weight 0 only logs the loss.
+            With weight 0, the loss is only logged.
     """
 
     groups: ClassVar[tuple[str, ...]] = ()
@@ -48,9 +48,9 @@ class Extension:
         return evaluate(minibatch)
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> Mapping[str, Tensor]:
-        """Train own networks after each optimiser step; return 0-dim metrics, averaged over minibatches.
+        """Train the extension's networks after each optimiser step; return 0-dim metrics to average over minibatches.
 
-        `index` has sequences in the order of `minibatch.by_sequence`, `weight` their samples' weights, [time, batch].
+        `index` selects sequences (see `minibatch.by_sequence`); `weight` has all samples' weights, [steps, sequences].
         """
         return {}
 
@@ -74,7 +74,7 @@ def extension_class(key: str, settings: Mapping[str, Any]) -> type[Extension]:
 
 
 def make_extension(key: str, settings: Mapping[str, Any], env: EnvSpec, device: torch.device) -> Extension:
-    """Build the extension of the `ppo.extensions` entry `key`; raise ConfigError for settings that it lacks."""
+    """Build the extension of the `ppo.extensions` entry `key`; raise ConfigError for unknown or missing settings."""
     cls = extension_class(key, settings)
     rest = {name: value for name, value in settings.items() if name != "_target_"}
     try:

@@ -1,4 +1,4 @@
-"""Optimiser steps on minibatches, with skipped steps and learning-rate schedule."""
+"""Optimiser steps on minibatches, with step skipping and a learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusim_rl.learn.networks import ActorCritic, Settings
 from gpusim_rl.learn.optimizer import MaskedAdamW
 
 Loss = Callable[[dict[str, Tensor], Tensor, Hidden, Tensor | None], Tensor]
-"""Function from a chunk of `Sequences` to its share of minibatch statistics, [losses]."""
+"""Function from a chunk of `Sequences` to its share of the minibatch statistics, [losses]."""
 
 
 class GradientSteps:
@@ -49,7 +49,7 @@ class GradientSteps:
     def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Pass the gradient of a minibatch, summed over chunks and processes, to the optimiser.
 
-        `weight` is that of each statistic in the loss. Returns statistics, gradient norm, and whether it is not finite.
+        `weight` is the loss weight of each statistic. Return statistics, gradient norm, and whether it is non-finite.
         """
 
         def chunk_gradient(sequences: Tensor) -> tuple[Tensor, ...]:
@@ -61,12 +61,12 @@ class GradientSteps:
         return losses, *self.optimizer.set_gradients(gradients)
 
     def make(self, norm: Tensor, skip: Tensor) -> None:
-        """Apply the gradient of this norm unless `skip`."""
+        """Apply the gradient, whose norm is `norm`, unless `skip`."""
         self.optimizer.masked_step(norm, skip)
         self._policy.head.clamp_()
 
     def summarize(self, steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """End an iteration of `steps` (statistics, norm); return their means and numbers for the log."""
+        """End an iteration of `steps` (statistics, norm); return their means, and metrics."""
         numbers, made = applied_steps(steps)
         self.iteration += 1
         used = made.float().sum()
@@ -99,7 +99,7 @@ class GradientSteps:
 
 
 def applied_steps(steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return statistics and norm per step, zeroed if skipped, and whether it was applied."""
+    """Return statistics and norm per step, zeroed if skipped, and a mask of applied steps."""
     losses, norms = (torch.stack(numbers) for numbers in zip(*steps, strict=True))
     made = norms < torch.inf
     return torch.cat([losses, norms[:, None]], dim=1).masked_fill_(~made[:, None], 0.0), made

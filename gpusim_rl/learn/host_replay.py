@@ -20,7 +20,7 @@ class HostReplay:
     """`Replay` on the host for a learner on another device.
 
     `exchange` passes a rollout to a thread, which stores it and draws the next update's transitions while the device
-    runs this update and the next rollout. So an update learns from what was stored before its own rollout. On CUDA,
+    runs this update and the next rollout. So an update learns from data stored before its own rollout. On CUDA,
     transitions pass through pinned memory on a separate stream; `exchange` runs between CUDA graphs.
     """
 
@@ -55,12 +55,12 @@ class HostReplay:
         """Do nothing; images are prefetched."""
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Return this rollout as `Replay.latest`."""
+        """Return this rollout in the format of `Replay.latest`."""
         return self.steps.latest()
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Fetch the next update's transitions, and pass on the rollout."""
+        """Fetch transitions for the next update, and hand over the rollout."""
         self._wait()
         if self._cuda:
             torch.cuda.current_stream(self._device).wait_event(self._arrived)
@@ -71,7 +71,7 @@ class HostReplay:
         self._pending = self._thread.submit(self._store_and_draw)
 
     def _wait(self) -> None:
-        """Wait for the thread and raise its error."""
+        """Wait for the thread and re-raise its error."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -108,7 +108,7 @@ class HostReplay:
         self.memory.cut()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all transitions."""
         self._wait()
         self.memory.clear()
         self._draw()

@@ -34,8 +34,8 @@ def vtrace(
 ) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
     """Compute V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1), exact at truncations.
 
-    Truncated episodes bootstrap with V(final_obs) in the advantage too: the next target is another episode's. `reward`
-    to `gamma` are as in `gae`.
+    The advantage too bootstraps truncated episodes with V(final_obs), as the next target belongs to another episode.
+    For `reward` to `gamma`, see `gae`.
 
     `log_ratio` is log(pi(a_t|s_t) / mu(a_t|s_t)) of learning policy pi and acting policy mu. `clip` limits the ratio in
     the target (rho-bar; c-bar is 1), `advantage_clip` in the advantage (None if the loss contains the ratio).
@@ -60,8 +60,8 @@ def vtrace(
 class Impala(OnPolicy):
     """Actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561).
 
-    With actors rollouts are some updates old. Without, `delay` simulates the age: env n's rollout is used after n
-    (delay + 1) // num_envs further ones. Samples older than `max_policy_lag` updates don't count.
+    With actors, rollouts are a few updates old. Without, `delay` simulates this: env n's rollout is used n (delay + 1)
+    // num_envs rollouts later. Samples older than `max_policy_lag` updates are ignored.
 
     `loss=clipped` is PPO's policy loss on V-trace advantages, with the ratio to the acting policy (as in APPO, Luo et
     al. 2020, arXiv 1912.00167, without target network).
@@ -81,11 +81,11 @@ class Impala(OnPolicy):
         self._log_ratio = torch.zeros_like(self.rollout.reward)
 
     def drop_ring(self) -> None:
-        """Use each rollout at once."""
+        """Use each rollout immediately."""
         self._ages, self._ring, self._versions = 0, [], self._versions[:0].clone()
 
     def update(self) -> dict[str, Tensor]:
-        """Store the rollout and learn from those that are due; with actors, from the received ones."""
+        """Store the rollout and learn from the rollouts that are due; with actors, from those received."""
         if not self._ages:
             return super().update()
         lag, limit = self._exchange(), float(self.cfg.max_policy_lag)
@@ -111,7 +111,7 @@ class Impala(OnPolicy):
 
     @torch.no_grad()
     def prepare(self, reward: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Sequences, dict[str, Tensor]]:
-        """Evaluate the samples with the current networks first."""
+        """Evaluate the samples with the current networks, then prepare them."""
         rollout, policy = self.rollout, self.policy
         batch = Sequences.of(rollout, policy.normalize(rollout.obs), rollout.action)
         now = policy.evaluate(batch.inputs, batch.packed, batch.hidden, batch.is_first)
@@ -122,7 +122,7 @@ class Impala(OnPolicy):
 
     def advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
         cfg = self.cfg
-        limit = None if cfg.loss == "clipped" else cfg.advantage_clip  # the clipped loss has the ratio
+        limit = None if cfg.loss == "clipped" else cfg.advantage_clip  # the clipped loss contains the ratio
         weights = {"lam": cfg.gae_lambda, "clip": cfg.clip, "advantage_clip": limit}
         return vtrace(self._log_ratio, *rollout, gamma=cfg.gamma, **weights)
 

@@ -26,7 +26,7 @@ def fit_minibatches(sequences: int, wanted: float) -> int:
 
 
 def by_sequence(x: Shaped[Tensor, "time envs ..."], length: int) -> Shaped[Tensor, "length sequences ..."]:
-    """Reshape [T, N, ...] to [L, T / L * N, ...], with L = `length` successive steps of an env as a sequence."""
+    """Reshape [T, N, ...] to [L, T / L * N, ...], with L = `length` consecutive steps of an env as a sequence."""
     return x.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2)
 
 
@@ -47,7 +47,7 @@ class Samples:
     value_low: Tensor  # range of a clipped value prediction, at the scale of the network
     value_high: Tensor
     target: Tensor  # return, at the scale of the network
-    weight: Tensor  # in sums over a batch: 0 if invalid, else 1, or 1 / their number for means
+    weight: Tensor  # in sums over a batch: 0 if invalid, else 1, or 1 / number of valid samples for means
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class Samples:
         valid: Tensor,
         clip: float,
     ) -> Samples:
-        """Precompute what every pass needs; `valid` is 1.0 or 0.0, `clip` the range of ratio and value."""
+        """Precompute values that every pass needs; `valid` is 1.0 or 0.0, `clip` the range of ratio and value."""
         cost = -advantage
         least = torch.add(cost, cost.abs(), alpha=-clip)
         return cls(action, distribution, log_prob, cost, least, value - clip, value + clip, target, valid)
@@ -87,7 +87,7 @@ class Samples:
 
 @dataclass(slots=True)
 class Minibatch:
-    """Minibatch, or a chunk of one, as losses see it: [time, batch, ...]."""
+    """Minibatch, or a chunk of one, for losses: [time, batch, ...]."""
 
     old: Samples
     inputs: dict[str, Tensor]  # normalised observations by group, and inputs of extensions

@@ -57,7 +57,7 @@ class SampledActions:
 
 @dataclass(slots=True)
 class EvaluatedActions:
-    """Stored actions under the current policy."""
+    """Stored actions, evaluated by the current policy."""
 
     log_prob: Float[Tensor, "*batch"]
     entropy: Float[Tensor, "*batch"]
@@ -72,7 +72,7 @@ class Features(Protocol):
 
 
 class MLP(nn.Sequential):
-    """Multi-layer perceptron; every layer is activated."""
+    """Multi-layer perceptron; an activation follows every layer."""
 
     def __init__(self, size: int, cfg: NetworkConfig | CriticConfig | RNDConfig | DiscriminatorConfig) -> None:
         layers: list[nn.Module] = []
@@ -89,7 +89,7 @@ class MLP(nn.Sequential):
         return super().forward(input)
 
     def cast_together(self, x: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch out"]:
-        """Equal autocast bit for bit, with one cast for all weights and one for all gradients: fewer launches."""
+        """Match autocast bit for bit, with one cast for all weights and one for all gradients: fewer launches."""
         cast = iter(_Cast.apply(dtype, *self.parameters()))  # type: ignore[reportArgumentType]
         for layer in self:
             x = functional.linear(x, next(cast), next(cast)) if isinstance(layer, nn.Linear) else layer(x)
@@ -97,7 +97,7 @@ class MLP(nn.Sequential):
 
 
 class _Cast(torch.autograd.Function):
-    """Cast of several tensors, and of their gradients back, in one kernel each."""
+    """Cast of several tensors in one kernel, and of their gradients in another."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[reportIncompatibleMethodOverride]
@@ -147,7 +147,7 @@ class Trunk(nn.Module):
 
     @property
     def num_states(self) -> int:
-        """Tensors in the recurrent state."""
+        """Number of tensors in the recurrent state."""
         return 0 if self.rnn is None else 2 if isinstance(self.rnn, nn.LSTM) else 1
 
     def initial_state(self, batch: int) -> Hidden:
@@ -166,9 +166,9 @@ class Trunk(nn.Module):
         *,
         bf16: bool,
     ) -> tuple[Float[Tensor, "*time batch out"], Hidden]:
-        """Run a sequence; `is_first` resets the state. Without a recurrent layer x may lack the time dimension.
+        """Run a sequence; `is_first` resets the state. Without a recurrent layer, the time dimension is optional.
 
-        The recurrent layer is float32: its state accumulates rounding, and many CPUs lack a bf16 kernel.
+        The recurrent layer is float32: its state accumulates rounding errors, and many CPUs lack a bf16 kernel.
         """
         if self.rnn is not None:
             outputs = []
@@ -248,14 +248,14 @@ class ActorCritic(Policy):
         """Return the normalised observations that minibatches gather."""
         inputs = self.normalize(obs)
         if self.mlp_bf16 and not self.recurrent:
-            # the first layer rounds to bf16 anyway; rounding here halves what every epoch gathers
+            # the first layer rounds to bf16 anyway; rounding here halves the data that every epoch gathers
             inputs = {name: x.bfloat16() for name, x in inputs.items()}
         return inputs
 
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
     ) -> tuple[Distribution, Tensor, Hidden]:
-        """Return distribution, value and state for normalised inputs; feed-forward ones may lack the time dimension."""
+        """Return distribution, value and state for normalised inputs; time is optional if feed-forward."""
         seen, frames = self.images(inputs, hidden, is_first)
         hidden = hidden[len(frames) :]
         split = self.actor.num_states
@@ -301,7 +301,7 @@ class ActorCritic(Policy):
 
     @torch.no_grad()
     def value(self, obs: Observation, hidden: Hidden) -> Float[Tensor, " batch"]:
-        """Return values of raw observations at the network's scale; a critic without images needs none."""
+        """Return values of raw observations at the network's scale; images are optional if the critic ignores them."""
         if self.critic is None or not self.images.shapes or self.critic_sees_images:
             return self._one_step(obs, hidden)[1]
         state = hidden[len(hidden) - self.critic.num_states :]

@@ -25,7 +25,7 @@ class ActionNoise:
         held      z' = z, or with probability 1 / steps a new number
         coloured  z' = (1 - 1 / steps) z + sqrt(1 - (1 - 1 / steps)^2) x a new number
 
-    Episodes start from fresh noise. `columns` beyond the action's are always white.
+    Episodes start from fresh noise. `columns` beyond the actions are always white.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class ActionNoise:
         self._lasts, self._held = any(steps > 1.0 for steps in cfg.steps), cfg.kind == "held"
         if self._lasts and not isinstance(space, Box):
             hint = f"Try {key}.steps=[1]"
-            raise ConfigError("only for continuous actions", key=f"{key}.steps", got=cfg.steps, hint=hint)
+            raise ConfigError("supported only for continuous actions", key=f"{key}.steps", got=cfg.steps, hint=hint)
         if len(cfg.steps) not in (1, space.size):
             expected = "1 number" if space.size == 1 else f"1 or {space.size} numbers"
-            hint = f"Try {key}.steps=[{cfg.steps[0]:g}], one for all"
+            hint = f"Try {key}.steps=[{cfg.steps[0]:g}], one for all actions"
             raise ConfigError(key=f"{key}.steps", expected=expected, got=cfg.steps, hint=hint)
         self._actions = space.size
         more = space.size if self._lasts and self._held else 0  # decide between new and held numbers
         self._drawn = torch.zeros(horizon, num_envs, columns + more, device=device)
-        self.now = torch.zeros(num_envs, columns, device=device)  # of the next step
+        self.now = torch.zeros(num_envs, columns, device=device)  # noise of the next step
         self._ended = torch.ones(num_envs, dtype=torch.bool, device=device)
         rate = 1.0 / torch.tensor(cfg.steps, device=device)
         self._keep, self._mix = 1.0 - rate, (1.0 - (1.0 - rate).square()).sqrt()
         self._quantile = torch.special.ndtri(rate)  # a normal number is below it with probability 1 / steps
 
     def begin_rollout(self, draw: Callable[[Tensor], object]) -> None:
-        """Fill the noise of all steps by `draw`."""
+        """Draw the noise of all steps with `draw`."""
         draw(self._drawn)
         self._next(0)
 
@@ -79,7 +79,7 @@ class ActionNoise:
         self.now.copy_(torch.cat([lasting, drawn[:, self._actions : columns]], dim=1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next rollout depends on."""
+        """Return the noise that the next rollout depends on."""
         return {"now": self.now.clone(), "ended": self._ended.clone()} if self._lasts else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from gpusim_rl.learn.collective import ALONE, Collective
 def moments(
     x: Float[Tensor, "rows time envs"], valid: Float[Tensor, "time envs"], collective: Collective = ALONE
 ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """Return mean and variance of each row over the valid samples (1.0, else 0.0) of all processes."""
+    """Return mean and variance of each row over the samples of all processes where `valid` is 1.0, not 0.0."""
     [number] = collective.sum([valid.sum()])
     weight = valid / number.clamp(min=1.0)
     [mean] = collective.sum([(x * weight).sum(dim=(1, 2))])
@@ -23,8 +23,8 @@ def moments(
 class RunningNormalizer(nn.Module):
     """Normalises features by the running mean and variance of all batches; `eps` is added to the variance.
 
-    Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), independent of their size.
-    Sums are float64, around the batch mean: an offset of 1e6 costs no digits.
+    Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), for any batch size.
+    Sums are float64, around the batch mean: an offset of 1e6 costs no precision.
     """
 
     mean: Tensor
@@ -63,7 +63,7 @@ class RunningNormalizer(nn.Module):
         where: Bool[Tensor, " batch"] | None = None,
         collective: Collective = ALONE,
     ) -> None:
-        """Merge the batches of all processes; rows outside of the mask may hold anything."""
+        """Merge the batches of all processes; rows outside the mask may hold any values."""
         if where is None:
             count = torch.full_like(self.count, float(x.shape[0]))
             data = x.to(torch.float64, copy=True)
@@ -73,7 +73,7 @@ class RunningNormalizer(nn.Module):
         count, total = collective.sum([count, data.sum(dim=0)])
         number = count.clamp(min=1.0)
         mean = total / number
-        # Two passes, as neither offset nor outlier must cost digits; in place, with one copy of the batch
+        # Two passes, so that neither offsets nor outliers cost precision; in place, with one copy of the batch
         data.sub_(mean)
         if where is not None:
             data.mul_(where[:, None])

@@ -49,15 +49,15 @@ class OffPolicy(Algorithm):
 
     An iteration draws and normalises the transitions of all its updates at once. Observations are stored raw; each new
     frame enters their statistics once, after the updates. Until `learning_starts`, actions are random and updates run
-    without effect, so one CUDA graph serves both phases. In a data-parallel run sums over samples are all-reduced.
+    without effect, so one CUDA graph serves both phases. In a data-parallel run, sums over samples are all-reduced.
     """
 
     policy_class: ClassVar[Callable[..., QPolicy]]
-    """Class of the networks."""
+    """Policy class."""
     discrete: ClassVar[bool] = False
     """True if discrete actions are supported."""
     num_noise: ClassVar[int] = 0
-    """Random numbers per env and step in addition to the action's."""
+    """Random numbers per env and step in addition to the action noise."""
     actor_losses: ClassVar[tuple[str, ...]] = ()
     """Names of the outputs of `actor_loss`, the loss first."""
 
@@ -98,7 +98,7 @@ class OffPolicy(Algorithm):
 
         self._shift = cfg.network.encoder.shift
         self._time_limit = env.max_episode_length
-        self._digest: str | None = None  # of the demonstrations
+        self._digest: str | None = None  # digest of the demonstrations
         self._num_shown, self._imitates = 0, False  # demonstrated transitions per batch
         self.demonstrations = self._load_demonstrations(env)
         drawn = cfg.horizon * cfg.updates * (cfg.batch_size - self._num_shown)
@@ -140,7 +140,7 @@ class OffPolicy(Algorithm):
         return replay
 
     def begin_rollout(self) -> None:
-        """Draw the noise of all steps at once, outside graphs of single steps."""
+        """Draw the noise of all steps at once, outside the CUDA graphs of single steps."""
         self.memory.begin_rollout()
         self.noise.begin_rollout(self._draw_noise)
 
@@ -149,7 +149,7 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def act(self, obs: Observation) -> Tensor:
-        """Return exploring actions, [num_envs, actions]."""
+        """Return exploratory actions, [num_envs, actions]."""
         self.acted_on = obs
         return self.choose(self.outputs(obs))
 
@@ -159,7 +159,7 @@ class OffPolicy(Algorithm):
         return outputs
 
     def choose(self, outputs: Tensor) -> Tensor:
-        """Turn network outputs into exploring actions."""
+        """Convert network outputs to exploratory actions."""
         noise = self.noise.now[:, : self.num_actions]
         uniform = torch.erf(noise * math.sqrt(0.5)) * self.cfg.action_scale  # uniform
         starts = self.steps * self.num_envs < self.cfg.learning_starts
@@ -170,7 +170,7 @@ class OffPolicy(Algorithm):
         raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Write the step, and a finished rollout into the replay memory."""
+        """Record the step; store a finished rollout in the replay memory."""
         self.memory.write(self.acted_on, action, step)
         for frames, new in zip(self.hidden, self._next_hidden, strict=True):
             torch.mul(new, ~step.done[:, None], out=frames)
@@ -180,7 +180,7 @@ class OffPolicy(Algorithm):
         self.noise.advance(self.memory.t, step.done)
 
     def store(self) -> None:
-        """Write the rollout into the replay memory."""
+        """Store the rollout in the replay memory."""
         self.replay.extend(self.memory)
         if self.priorities is not None:
             self.priorities.after_write(self.horizon)
@@ -259,7 +259,7 @@ class OffPolicy(Algorithm):
         return [Batch(*row) for row in rows]
 
     def _look(self, batch: Batch, moves_actor: bool) -> None:
-        """Append image features to `policy`, with a gradient for whoever trains the encoder."""
+        """Append image features to the group `policy`, with gradients where they train the encoder."""
         policy = self.policy
         assert policy.encoder is not None
         self.replay.with_frames(batch)
@@ -426,7 +426,7 @@ class OffPolicy(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; an unsaved memory, or one of another time limit, starts empty."""
+        """Restore `state_dict`; the memory starts empty if it was not saved or the time limit changed."""
         self.critic_optimizer.load_moments(state["critic_optimizer"])
         if self.actor_optimizer is not None:
             self.actor_optimizer.load_moments(state["actor_optimizer"])
@@ -445,7 +445,7 @@ class OffPolicy(Algorithm):
         elif state["replay"] is not None:  # the time limit determines the rows of final observations
             warn(f"the time limit changed from {before} to {now} control steps: the replay memory is refilled")
         if state["demonstrations"] != self._digest:
-            warn("the demonstrations differ from those of the checkpoint")
+            warn("the demonstrations differ from the checkpoint's")
         if state["episodes"] is None:
             self.begin_episodes()
         else:
@@ -455,5 +455,5 @@ class OffPolicy(Algorithm):
 
 
 def _means(names: Sequence[str], numbers: Tensor, bad: Tensor) -> dict[str, Tensor]:
-    """Return the columns' means over updates, where bad ones count as 0."""
+    """Return column means over updates; bad updates count as 0."""
     return dict(zip(names, numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind(), strict=True))

@@ -34,14 +34,14 @@ SOFT_BOUND = 1.1
 
 
 class OnPolicy(Algorithm):
-    """Base of algorithms that learn from a rollout of their newest policy, including BC and distillation.
+    """Base class of algorithms that learn from a rollout of the newest policy, including BC and distillation.
 
-    The loss is a mean over the valid samples of a batch, by default of the whole rollout with -log pi(a|s) A as policy:
+    The loss is a mean over the valid samples of a batch, by default of the whole rollout, with policy -log pi(a|s) A:
 
         policy + 0.5 value_coef * value + bounds_coef * bounds - entropy_coef * entropy
 
-    Observation statistics are updated after the optimisation, so that the policy that learns is the one that acted;
-    return statistics before it, so that critic targets always have unit scale. Sums over samples cover all
+    Observation statistics are updated after the optimiser steps, so that the learning policy is the one that acted;
+    return statistics before them, so that critic targets always have unit scale. Sums over samples cover all
     data-parallel processes. A step with a non-finite gradient is skipped and counted.
 
     Attributes:
@@ -49,7 +49,7 @@ class OnPolicy(Algorithm):
         rollout: Record of the current iteration.
         steps: Optimiser steps.
         losses: Names of a step's statistics, in the order in which chunks are summed.
-        num_sequences: Sequences of the rollout; single samples if feed-forward.
+        num_sequences: Sequences per rollout; single samples if feed-forward.
         num_minibatches: Minibatches per epoch.
     """
 
@@ -177,7 +177,7 @@ class OnPolicy(Algorithm):
         return losses, norm
 
     def end_update(self, steps: list[tuple[Tensor, Tensor]], *, observed: bool = True) -> dict[str, Tensor]:
-        """Count the iteration; return metrics of steps (losses, gradient norm). `observed` updates the statistics."""
+        """End the iteration; return metrics of steps (losses, gradient norm). `observed`: update obs statistics."""
         means, stats = self.steps.summarize(steps)
         for group, norm in self.policy.obs_norm.items() if observed else ():
             frames = self.rollout.obs[group].flatten(0, 1), self.rollout.valid.flatten()
@@ -195,7 +195,7 @@ class OnPolicy(Algorithm):
         return (torch.stack(rows) * old.weight).flatten(1).sum(dim=1)
 
     def evaluate(self, minibatch: Minibatch) -> tuple[dict[str, Tensor], EvaluatedActions]:
-        """Return the `losses` of each sample by name, and its action under the current policy."""
+        """Return the `losses` of each sample by name, and its action as evaluated by the current policy."""
         old = minibatch.old
         now = self.policy.evaluate(minibatch.inputs, old.action, minibatch.hidden, minibatch.is_first)
         return self.sample_losses(old, now), now
@@ -217,7 +217,7 @@ class OnPolicy(Algorithm):
         return "one step"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return optimiser, counters, random generators, and state of the episodes."""
+        """Return optimiser, counters, random generators and episode state."""
         state = self.steps.state_dict() | self.exploration.state_dict()
         return state | {"shuffle_generator": self._shuffle_generator.get_state()}
 

@@ -16,13 +16,13 @@ _KERNELS: Any = torch  # multi-tensor operations of torch's own optimisers, whic
 
 
 class MaskedAdamW(torch.optim.AdamW):
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) that skips steps by a device tensor; its state never moves.
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) that skips steps by a device tensor, with state in place.
 
-    Frozen parameters are left out; if there are no others, ConfigError is raised. `learning_rate` is a 0-dim device
+    Frozen parameters are left out; if all are frozen, ConfigError is raised. `learning_rate` is a 0-dim device
     tensor if it changes during training. `max_norm` clips the gradient norm.
     """
 
-    # Torch wraps this method to keep its compiler out, and imports the compiler for that (a second).
+    # Torch wraps this method to exclude it from compilation, and imports the compiler to do so (1 s).
     add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
 
     def __init__(
@@ -59,7 +59,7 @@ class MaskedAdamW(torch.optim.AdamW):
         return norm, ~(norm < torch.inf)
 
     def masked_step(self, norm: Tensor, hold: Tensor) -> None:
-        """Step with the gradients set before, of this norm; change nothing where `hold`, bool []."""
+        """Step with the gradients set before, whose norm is `norm`; do nothing if `hold`, bool []."""
         # As with torch.amp, the fused step divides gradients by grad_scale (clipping) and skips if found_inf is 1.
         relative = norm if self._max_norm in (None, 1.0) else norm / self._max_norm
         self.grad_scale = None if self._max_norm is None else relative.clamp(min=1.0)

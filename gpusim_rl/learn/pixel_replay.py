@@ -1,4 +1,4 @@
-"""Replay memory of images: frames are stored once, stacks built on sampling."""
+"""Replay memory of images: frames are stored once, and stacks built when sampled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions, ends_by_time
 
 BLOCK = 8
-"""Consecutive frames compressed together; more are smaller, and slower to sample."""
+"""Consecutive frames compressed together; larger blocks save memory, but are slower to sample."""
 
 RATIO = 3
 """Compression ratio of rendered frames (benchmarks/updates/pixel_replay.json)."""
@@ -35,7 +35,7 @@ class PlainFrames:
         self._memory.index_copy_(0, slots, frames)
 
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
-        """Return frames at slot * N + env; final ones at (T + row) * N + env."""
+        """Return frames at slot * N + env; final frames are at (T + row) * N + env."""
         return self._memory.flatten(0, 1).index_select(0, index)
 
     def state_dict(self, fill: int) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ class PlainFrames:
 
 
 class CompressedFrames:
-    """Frames on the host, as LZ4 blocks of `BLOCK` consecutive differences; final ones uncompressed."""
+    """Frames on the host, as LZ4 blocks of `BLOCK` consecutive differences; final frames are uncompressed."""
 
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int]) -> None:
         assert num_steps % BLOCK == 0
@@ -73,7 +73,7 @@ class CompressedFrames:
                 self._blocks[block * self._num_envs + env] = self._lz4.compress(one.reshape(-1), store_size=False)
 
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
-        """Return frames as `PlainFrames.read`, unpacking each block once."""
+        """Return frames like `PlainFrames.read`, decompressing each block once."""
         places = index.numpy()
         frames = np.zeros((len(places), self._open.shape[2]), np.uint8)
         slot, env = np.divmod(places, self._num_envs)
@@ -97,8 +97,8 @@ class CompressedFrames:
         return torch.from_numpy(frames.reshape(-1, *self._shape))
 
     def state_dict(self, fill: int) -> dict[str, Tensor]:
-        """Return what is stored, without `final`."""
-        blocks = self._blocks[: fill // BLOCK * self._num_envs]  # closed ones
+        """Return the stored frames, without `final`."""
+        blocks = self._blocks[: fill // BLOCK * self._num_envs]  # closed blocks
         opened = self._newest % BLOCK + 1 if fill else 0
         return {
             "blocks": torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy()),
@@ -120,8 +120,8 @@ class PixelReplay(Replay):
     """`Replay` of envs with images; samples are stacks of frames.
 
     Frames before the start of an episode are black. A transition has weight 0 if a frame of its stack was overwritten,
-    or after a time-out without final images. Drawn transitions hold places of frames, oldest first; `with_frames` reads
-    them batch by batch. `compress` keeps frames on the host: smaller, and slower to sample.
+    or after a time-out without final images. Sampled transitions hold frame indices, oldest first; `with_frames` reads
+    the frames batch by batch. `compress` keeps frames on the host: less memory, but slower to sample.
 
     Args:
         num_steps: T; with `compress` a multiple of `BLOCK`.
@@ -208,7 +208,7 @@ class PixelReplay(Replay):
             drawn.obs[group], drawn.next_obs[group] = torch.cat(read.unbind(1), dim=-1).chunk(2)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is stored, on the host."""
+        """Return all stored data, on the host."""
         state, fill = super().state_dict(), int(self.fill)
         place, saved = self._final_place(state), {}
         for group, frames in self.frames.items():

@@ -30,7 +30,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "symmetry": Symmetry,
     "teacher": Teacher,
 }
-"""Built-in extensions, in the order in which rewards and losses pass through."""
+"""Built-in extensions, in the order in which they process rewards and losses."""
 
 
 def clipped_loss(old: Samples, ratio: Tensor) -> Tensor:
@@ -48,8 +48,8 @@ def _at_least(x: Tensor, low: Tensor) -> Tensor:
 class AdaptiveRate:
     """Adapts a learning rate within [low, high] to the policy's KL divergence [nat] by rl_games' rule.
 
-    Divide by 1.5 above twice the threshold, multiply by 1.5 below half of it; a KL of 0 (no valid sample) or NaN
-    changes nothing.
+    Divided by 1.5 above twice the threshold, multiplied by 1.5 below half of it; unchanged for a KL of 0 (no valid
+    sample) or NaN.
     """
 
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:
@@ -65,7 +65,7 @@ class AdaptiveRate:
 
 
 class PPO(OnPolicy):
-    """`epochs` passes over a rollout in minibatches; AMP is PPO with the extension `style`."""
+    """PPO: `epochs` passes over a rollout in minibatches; AMP is PPO with the extension `style`."""
 
     Config = PPOConfig
 
@@ -140,7 +140,7 @@ class PPO(OnPolicy):
         for epoch in range(cfg.epochs):
             for index in shuffle(weight, valid, self.num_minibatches, self._shuffle_generator, self.collective):
                 losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)  # sample_losses
-                if cfg.schedule_per == "minibatch" and steps:  # the first KL is of the policy with itself
+                if cfg.schedule_per == "minibatch" and steps:  # the first KL compares the policy with itself
                     self._adapt(torch.add(losses[kl], norm, alpha=0.0))  # NaN if the step is skipped
                 self.steps.make(norm, skip)
                 steps.append((losses, norm))
@@ -199,7 +199,7 @@ class PPO(OnPolicy):
         """Restore `state_dict`; an extension new to the run starts from scratch."""
         super().load_state_dict(state)
         episodes = state["episodes"]
-        # Older runs keep states elsewhere. A teacher's schedule counts the steps before the teacher too.
+        # Older runs store states elsewhere. A teacher's schedule also counts the steps before it was added.
         teacher = {"steps": state["iteration"] * self.horizon, "episodes": (episodes or {}).get("teacher")}
         older = {name: state[name] for name in ("style", "rnd") if name in state}
         saved = {"teacher": teacher, **older, **state.get("extensions", {})}
@@ -209,7 +209,7 @@ class PPO(OnPolicy):
 
 
 def _means(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the metrics that all minibatches have; keep those of the last one."""
+    """Average the metrics that all minibatches report; take others from the last one."""
     names = [*rows[0]]
     means = torch.stack([torch.stack([row[name] for name in names]) for row in rows]).mean(dim=0) if names else ()
     return {**rows[-1], **dict(zip(names, means, strict=True))}

@@ -1,4 +1,4 @@
-"""Pretrained image encoders: `tools/pretrain_encoder.py`, and two ImageNet networks. Never downloads."""
+"""Pretrained image encoders, from `tools/pretrain_encoder.py` or ImageNet (two networks). Never downloads."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.devic
     if name in IMAGENET_ENCODERS:
         for group, shape in images.items():
             if shape[2] not in (1, 3):
-                raise _error(name, f"needs images of 1 or 3 channels, {group!r} has {shape[2]}")
+                raise _error(name, f"needs images with 1 or 3 channels, but {group!r} has {shape[2]}")
         network, size = _LOAD[name]()
         return Pretrained(dict.fromkeys(images, network), size, SIDE, name, name).to(device)
     saved, digest = _read(name)
@@ -142,15 +142,15 @@ def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.devic
 
 
 def init_from_pretrained(policy: Policy, name: str, section: str) -> None:
-    """Initialise a new policy's encoders from a file; older frames of stacks start with zero weights.
+    """Initialise a new policy's encoders from a file, with zero weights for the older frames of stacks.
 
     Raises:
-        ConfigError: The file is missing or damaged, or the policy has other encoders.
+        ConfigError: The file is missing or damaged, or does not match the policy's encoders.
     """
     encoders = [policy.encoder, policy.critic_encoder] if isinstance(policy, ActorCritic) else []
     encoders = [encoder for encoder in encoders if isinstance(encoder, Encoder)]
     if not encoders:
-        raise _error(name, f"the policy of algo={section} has no image encoder here", f"Try {KEY}=null")
+        raise _error(name, f"the policy of algo={section} has no image encoder for these envs", f"Try {KEY}=null")
     saved, _ = _read(name)
     for encoder in encoders:
         for group, network in encoder.networks.items():
@@ -184,13 +184,13 @@ def save_pretrained(path: Path, vaes: Mapping[str, VAE], kind: str, latents: int
 def _read(name: str) -> tuple[dict[str, Any], str]:
     """Return the content and digest of an untrusted file."""
     if not Path(name).is_file():
-        raise _error(name, "no such file", f"Expected a file of {TOOL}, or {' or '.join(IMAGENET_ENCODERS)}")
+        raise _error(name, "no such file", f"Expected a file from {TOOL}, or {' or '.join(IMAGENET_ENCODERS)}")
     try:
         saved, digest = load_with_digest(Path(name))
     except ConfigError as error:
-        raise _error(name, f"damaged, or not a file of {TOOL}") from error
+        raise _error(name, f"damaged, or not a file from {TOOL}") from error
     if not all(isinstance(saved.get(key), kind) for key, kind in CONTENT.items()):
-        raise _error(name, "not an encoder", f"Expected a file of {TOOL}")
+        raise _error(name, "not an encoder", f"Expected a file from {TOOL}")
     return saved, digest
 
 
@@ -200,7 +200,7 @@ def _entry(saved: Mapping[str, Any], name: str, group: str, shape: ImageShape) -
         known = ", ".join(map(str, saved["groups"])) or "none"
         raise _error(name, f"no encoder for {group!r}, only for {known}", f"Try {TOOL} for this task")
     if entry.get("shape") != list(shape):
-        problem = f"encoder for images {entry.get('shape')} (height, width, channels), {group!r} has {list(shape)}"
+        problem = f"encoder for images {entry.get('shape')} (height, width, channels), but {group!r} has {list(shape)}"
         raise _error(name, problem, f"Try {TOOL} with this task's settings")
     return entry
 
@@ -209,7 +209,7 @@ def _fill(module: nn.Module, weights: Mapping[str, Any], name: str) -> None:
     try:
         module.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError):
-        raise _error(name, "the weights do not fit the networks", f"Try {TOOL} again") from None
+        raise _error(name, "the weights do not match the networks", f"Try {TOOL} again") from None
 
 
 def _error(name: str, problem: str, hint: str = "") -> ConfigError:

@@ -9,7 +9,7 @@ from torch import Tensor
 from gpusim_rl.learn.replay import Replay, Transitions
 
 BLOCK = 64
-"""Slots summed up before one of them is drawn."""
+"""Slots per block; a draw picks a block by its sum, then a slot."""
 _SMALLEST = 1e-6  # keeps every priority above 0
 
 
@@ -26,7 +26,7 @@ class Priorities:
         self.replay, self.alpha = replay, alpha
         device, slots = replay.total.device, replay.num_steps * replay.num_envs
         self.values = torch.zeros(-(-slots // BLOCK) * BLOCK, device=device)  # p_i of slot * N + env
-        self.largest = torch.ones((), device=device)  # of all p_i so far
+        self.largest = torch.ones((), device=device)  # largest p_i so far
         self._steps = self.values[:slots].view(replay.num_steps, replay.num_envs)
 
     def after_write(self, number: int) -> None:
@@ -38,12 +38,12 @@ class Priorities:
         self._steps.index_copy_(0, step % replay.num_steps, fresh[:, None].expand(-1, replay.num_envs))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Set all priorities to 0."""
         self.values.zero_()
 
     @torch.no_grad()
     def sample(self, size: int, generator: torch.Generator, beta: Tensor) -> Transitions:
-        """Draw transitions with importance weights p_i^-beta; beta 1 corrects means fully."""
+        """Draw transitions with importance weights p_i^-beta; beta = 1 fully corrects means."""
         index = self._draw(size, generator)
         drawn, priority = self.replay.at(index), self.values.take(index)
         # an empty memory yields transitions without priority
@@ -54,7 +54,7 @@ class Priorities:
         blocks = self.values.view(-1, BLOCK)
         upper = blocks.sum(dim=1).double().cumsum_(dim=0)
         u = torch.rand(size, dtype=torch.float64, device=upper.device, generator=generator).mul_(upper[-1])
-        # right=True finds a block with a priority of its own
+        # right=True skips blocks whose sum is 0
         block = torch.searchsorted(upper, u, right=True).clamp_(max=len(blocks) - 1)
         inside = blocks.index_select(0, block).cumsum_(dim=1)
         v = torch.rand(size, 1, device=upper.device, generator=generator).mul_(inside[:, -1:])
@@ -69,7 +69,7 @@ class Priorities:
         weight: Float[Tensor, " batch"],
         hold: Bool[Tensor, ""],
     ) -> None:
-        """Update priorities at slot * N + env unless `hold`; the largest finite error of a place counts."""
+        """Update priorities at slot * N + env unless `hold`; of duplicates, the largest finite error counts."""
         new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
         new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))
         # amax makes duplicate indices deterministic on a GPU

@@ -20,7 +20,7 @@ from gpusim_rl.settings.schema import ActorCriticConfig, DQNNetworkConfig, OffPo
 
 
 class EnsembleLinear(nn.Module):
-    """Batched `nn.Linear` layers with the same initialisation."""
+    """Batch of `nn.Linear` layers, initialised like `nn.Linear`."""
 
     def __init__(self, members: int, size: int, out_size: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class DiscreteCritic(Critic):
         return per_choice.squeeze(3) if single else per_choice.mean(dim=3)
 
     def best(self, outputs: Float[Tensor, "members batch outputs options"]) -> Int[Tensor, "batch choices"]:
-        """Return each choice's best option by the mean of the critics, given all outputs."""
+        """Return each choice's best option by the critics' mean value, given all outputs."""
         value = outputs.squeeze(2) if self.support is None else self.value(outputs.mT)
         value = value[0] if self.members == 1 else value.mean(dim=0)
         if len(self.counts) == 1:
@@ -218,7 +218,7 @@ class QPolicy(Policy):
     """Critics with target networks, normalisers, and an actor unless the critics choose actions.
 
     The group `policy` feeds the actor; `critic`, if present, the critics (Pinto et al. 2017, arXiv 1710.06542). Image
-    features are appended to `policy`. Critics that see them train the encoder alone and share it with their targets
+    features are appended to `policy`. Critics that see them train the encoder and share it with their targets
     (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645); otherwise the actor trains it.
     """
 
@@ -283,7 +283,7 @@ class QPolicy(Policy):
         return self.actor(seen, bf16=self.mlp_bf16)
 
     def target_pairs(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return target parameters and the parameters they follow."""
+        """Return target parameters and the parameters they track."""
         targets: list[Tensor] = [*self.target_critic.parameters()]
         online: list[Tensor] = [*self.critic.parameters()]
         if self.target_actor is not None and self.actor is not None:

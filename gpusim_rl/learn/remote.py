@@ -37,7 +37,7 @@ class Remote(ABC):
     @staticmethod
     @abstractmethod
     def act_together(remotes: Sequence[Any], obs: Sequence[Observation]) -> list[Tensor]:
-        """Return the actions of several algorithms with one policy, in one call of it."""
+        """Return the actions of several algorithms that share a policy, from one forward pass."""
 
     @abstractmethod
     def recording(self) -> list[tuple[Tensor, int]]:
@@ -50,7 +50,7 @@ class Remote(ABC):
     # In the learner
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return what `act` depends on in all actors: weights and exploration progress."""
+        """Return the state that `act` needs in all actors: weights and exploration progress."""
         return self.algorithm.policy.state_dict()
 
     def receive(self, envs: slice, recording: Sequence[Tensor]) -> None:
@@ -59,7 +59,7 @@ class Remote(ABC):
             memory.narrow(dim, envs.start, envs.stop - envs.start).copy_(sent, non_blocking=True)
 
     def end_receiving(self) -> None:  # noqa: B027 (optional)
-        """Finish when each env has a rollout."""
+        """Finish receiving once every env has a rollout."""
 
 
 class RemoteImpala(Remote):
@@ -99,7 +99,7 @@ class RemoteImpala(Remote):
 class RemoteOffPolicy(Remote):
     """Off-policy algorithms: actors send steps, and the learner stores them as its own.
 
-    `EnvSpec.max_episode_length` is at most the horizon, as rollouts of different actors follow each other.
+    `EnvSpec.max_episode_length` is at most the horizon, as successive rollouts come from different actors.
     """
 
     algorithm: OffPolicy
@@ -142,7 +142,7 @@ class RemoteOffPolicy(Remote):
     def end_receiving(self) -> None:
         """Store the rollouts."""
         rollout, last = self._rollout, self.algorithm.horizon - 1
-        # Bootstrap from `final_obs` of the last step: the env's next rollout is of another episode.
+        # Bootstrap from `final_obs` of the last step: the env's next rollout belongs to another episode.
         rollout.truncated[last].logical_or_(~(rollout.terminated[last] | rollout.diverged[last]))
         self.algorithm.store()
         self.algorithm.steps += self.algorithm.horizon

@@ -25,7 +25,7 @@ class Transitions:
     """n-step transitions in random order."""
 
     obs: dict[str, Tensor]
-    """Raw observations [batch, size]; images as frame places [batch, frames] until `with_frames`."""
+    """Raw observations [batch, size]; images as frame indices [batch, frames] until `with_frames`."""
     action: Float[Tensor, "batch actions"]
     reward: Float[Tensor, " batch"]
     """Discounted sum over the window."""
@@ -36,7 +36,7 @@ class Transitions:
     weight: Float[Tensor, " batch"]
     """1 for a valid transition, else 0."""
     index: Int[Tensor, " batch"]
-    """Place in the memory: slot * N + env."""
+    """Index in the memory: slot * N + env."""
 
 
 register_dataclass(Transitions)
@@ -44,7 +44,7 @@ register_dataclass(Transitions)
 
 @dataclass(slots=True)
 class Trajectory:
-    """Consecutive control steps, [T, N, ...], or one of them."""
+    """Consecutive control steps, [T, N, ...], or a single one."""
 
     acted_on: dict[str, Tensor]
     action: Tensor
@@ -78,7 +78,7 @@ class Trajectory:
 
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
-        """Write a control step; `obs` precede it."""
+        """Write a control step; `obs` are the observations before it."""
         if not self._rows:
             self._rows = [[x[t] for x in tree_leaves(self)] for t in range(len(self.reward))]
         row, self.t = self._rows[self.t], (self.t + 1) % len(self._rows)
@@ -88,7 +88,7 @@ class Trajectory:
             memory.copy_(value)
 
     def latest(self) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Return vector observations [T, N, size], where they are valid, and rewards."""
+        """Return vector observations [T, N, size], a mask of valid ones, and rewards."""
         numbers = {group: x for group, x in self.acted_on.items() if x.is_floating_point()}
         return numbers, ~self.diverged, self.reward
 
@@ -107,12 +107,12 @@ def ends_by_time(step: Outcome | Trajectory) -> Bool[Tensor, "*steps envs"]:
 
 
 class Replay:
-    """Ring of the last T control steps of N envs, [T, N, ...].
+    """Ring buffer of the last T control steps of N envs, [T, N, ...].
 
-    Each observation is stored once: the next slot holds a step's successor, except after a time-out. Those `final_obs`
-    are at least `max_episode_length` steps apart, so step // length identifies them: T / length + 2 extra rows behind
-    the slots hold all reachable ones, and one gather reads both. Only complete windows are drawn. Nothing is read on
-    the host.
+    Each observation is stored once: the next slot holds a step's successor, except after a time-out. Time-outs are
+    at least `max_episode_length` steps apart, so step // length identifies their `final_obs`: T / length + 2 extra rows
+    after the slots hold all reachable ones, and one gather reads both. Only complete windows are sampled. The host
+    reads no tensors.
 
     Args:
         num_steps: T; more than `n_step`.
@@ -203,7 +203,7 @@ class Replay:
         self.ends.index_copy_(0, slot, last.masked_fill(last == 0, DIVERGED))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all transitions."""
         self.total.zero_()
         self._final_step.fill_(-1)
 
@@ -212,7 +212,7 @@ class Replay:
         """Draw transitions uniformly; weights are 0 until `n_step` + 1 steps are stored."""
         envs, fill = self.num_envs, self.fill
         starts = fill - self.n_step  # leaves room for the observation after the longest window
-        # float64: with its 2^24 values float32 would never draw some transitions
+        # float64: float32 has only 2^24 values and would never draw some transitions
         drawn = torch.rand(size, dtype=torch.float64, device=self.total.device, generator=generator)
         flat = drawn.mul_(starts.clamp(min=1) * envs).long()
         offset = flat.div(envs, rounding_mode="floor")
@@ -228,7 +228,7 @@ class Replay:
         return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)[0]
 
     def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> tuple[Transitions, Tensor]:
-        """Return transitions from the absolute steps `first`, and their successors' places."""
+        """Return transitions from the absolute steps `first`, and their successors' indices."""
         size, envs = len(first), self.num_envs
         time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
@@ -256,7 +256,7 @@ class Replay:
         return Transitions(seen, action, reward, left, discount, weight.float(), index[0]), following
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Return the last observations [steps, N, size], where they are valid, and rewards."""
+        """Return the last observations [steps, N, size], a mask of valid ones, and rewards."""
         slots = (torch.arange(steps, device=self.total.device) + (self.total - steps)) % self.num_steps
         obs = {group: memory.index_select(0, slots).float() for group, memory in self.obs.items()}
         return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
@@ -278,7 +278,7 @@ class Replay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`, in place."""
         if "final_place" not in state:
-            raise ConfigError("the checkpoint's replay memory is outdated", hint="Try a new run, or test=true")
+            raise ConfigError("the checkpoint's replay memory has an old format", hint="Try a new run, or test=true")
         place = state["final_place"].to(self.device)
         self.total.copy_(state["total"])
         self._final_step.fill_(-1).view(-1)[place] = state["final_step"].to(self.device)

@@ -19,13 +19,13 @@ from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.schema import PPOConfig
 
-DISCOUNT = 0.99  # discount per step of the reward sums whose deviation scales rewards, with `normalize`
+DISCOUNT = 0.99  # with `normalize`: discount per step of the reward sums whose standard deviation scales rewards
 
 
 class RandomDistillation(Extension):
-    """Rewards the error of a predictor of a random, fixed network's features, times weight and control step [s].
+    """Rewards a predictor's error on the features of a fixed, random network, times weight and control step [s].
 
-    The features are of the observation after the step, the new episode's where one ended.
+    Its input is the observation after the step, from the new episode where one ended.
     """
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:
@@ -80,7 +80,7 @@ class RandomDistillation(Extension):
         return reward + new * self._reward_scale
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
-        """Train the predictor, and finally update the statistics of states."""
+        """Train the predictor; after the last minibatch, update the state statistics."""
         assert self._states is not None and self._rollout is not None, "begin_update() comes first"
         states = self._states.index_select(1, index)
         error = squared_distance(self.predictor(states), self.target(states)).mean(dim=-1)

@@ -28,7 +28,7 @@ def gae(
         next_value: V after step t, before any reset: V(final_obs) where truncated.
         terminated: The task ended the episode: no bootstrap.
         done: The episode ended.
-        valid: Valid samples; elsewhere the advantage is 0 and the trajectory before ends.
+        valid: Valid samples; elsewhere the advantage is 0, and the trajectory ends before.
         gamma: Discount per step.
         gae_lambda: Weight of longer returns.
 
@@ -50,8 +50,8 @@ class Rollout:
     """T steps of N envs, time-major, in preallocated memory.
 
     The time limit ends an env's episode at most once in `max_episode_length` steps: one slot per that many steps holds
-    its `final_obs`, else zeros. All are valued in one batch at the end, with images if `valued_images`. Recurrent state
-    is kept before each sequence of `sequence_length` steps, which divides T.
+    its `final_obs`, else zeros. The critic evaluates all in one batch at the end, with images if `valued_images`. The
+    recurrent state before each sequence is kept; `sequence_length` divides T.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Rollout:
         self._begins = empty(envs, dtype=torch.bool)  # an episode begins with the first step
         # Recurrent state before each sequence, [sequences, layers, N, size]
         self.hidden = tuple(empty(time // sequence_length, *h.shape, dtype=h.dtype) for h in initial_hidden)
-        # Observations that are valued but not acted on (`last_obs`, `final_obs`), and recurrent state before each
+        # Observations for the critic alone (`last_obs`, `final_obs`), and recurrent state before each
         later = 1 + self.slots
         self.later_obs = {group: empty(later, envs, size) for group, size in env.obs_sizes.items()}
         if valued_images:

@@ -22,7 +22,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 @dataclass(slots=True)
 class SquashedGaussian:
-    """scale * tanh(u) of a diagonal Gaussian u."""
+    """scale * tanh(u) for a diagonal Gaussian u."""
 
     mean: Float[Tensor, "*batch actions"]
     """Mean of u."""
@@ -52,7 +52,7 @@ class SquashedGaussian:
 
 
 class SACPolicy(QPolicy):
-    """Actor of a `SquashedGaussian`, and its critics."""
+    """Actor with a `SquashedGaussian`, and critics."""
 
     actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
@@ -61,7 +61,7 @@ class SACPolicy(QPolicy):
         self._scale, self._range = cfg.action_scale, (cfg.log_std_min, cfg.log_std_max)
 
     def distribution(self, outputs: Float[Tensor, "*batch outputs"]) -> SquashedGaussian:
-        """Build the distribution; tanh limits the log-std and has a slope everywhere."""
+        """Build the distribution; tanh limits the log-std, with a gradient everywhere."""
         mean, spread = outputs.chunk(2, dim=-1)
         low, high = self._range
         return SquashedGaussian(mean, 0.5 * (low + high + (high - low) * torch.tanh(spread)), self._scale)
@@ -99,7 +99,7 @@ class SAC(OffPolicy):
         super().__init__(cfg, env, context, **rest)
         self.log_alpha = nn.Parameter(torch.full((), math.log(cfg.alpha), device=self.device))
         self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate)
-        # -1 per action within +-1; the same relative to the maximum for other scales
+        # -1 per action in +-1; for other scales, the same relative to the maximum entropy
         default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
         self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
 

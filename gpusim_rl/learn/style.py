@@ -1,7 +1,7 @@
 """Adversarial motion priors: a discriminator rewards reference-like motion (Peng et al. 2021, arXiv 2104.02180).
 
-Two more groups are observed: `style`, features of the agent's last motion, and `reference`, those of random places of a
-reference motion.
+Two observation groups are added: `style`, features of the agent's recent motion, and `reference`, features at random
+times of a reference motion.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ SLOPES = {
 
 
 class Discriminator(nn.Module):
-    """Scores features clipped to `clip` deviations: high for reference-like ones.
+    """Scores features, clipped to `clip` standard deviations; high for reference-like motion.
 
-    With `difference` they are differences from the reference, whose zeros normalisation keeps.
+    With `difference`, they are differences from the reference, and normalisation keeps zeros.
     """
 
     def __init__(self, size: int, cfg: DiscriminatorConfig, clip: float, difference: bool = False) -> None:
@@ -75,7 +75,7 @@ class Discriminator(nn.Module):
     def with_gradient(
         self, x: Float[Tensor, "batch size"], since: int
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "rest size"]]:
-        """Return scores, and feature gradients of rows `since` on.
+        """Return scores, and feature gradients of rows from `since` on.
 
         The chain rule is written out: no kernel needs a second derivative, and torch.compile works.
         """
@@ -91,7 +91,7 @@ class Discriminator(nn.Module):
 
 
 class FeatureReplay(nn.Module):
-    """Ring buffer of features of earlier rollouts."""
+    """Ring buffer of features from earlier rollouts."""
 
     rows: Tensor
     valid: Tensor  # whether a row counts: its env had not diverged
@@ -136,17 +136,17 @@ class Style(Extension):
 
         reward = task_weight * task reward + style_weight * reward(D(style))
 
-    After each minibatch of PPO the discriminator takes a step; half of the agent's features are of this rollout, half
-    of a replay memory. Its loss is
+    After each PPO minibatch, the discriminator takes a step; half of the agent's features come from this rollout, half
+    from a replay memory. The loss is
 
         (E[error(D(agent), -1)] + E[error(D(reference), 1)]) / 2 + gradient_penalty * E[|dD/dx|^2]
             + logit_decay * |last weights|^2 + weight_decay * |weights|^2
 
-    With `difference` features are differences from a synchronous reference, divided by their mean absolute value; the
-    reference is zeros, and the agent's samples are penalised (ADD, Zhang et al. 2025, arXiv 2505.04961).
+    With `difference`, features are differences from a synchronous reference, divided by their mean absolute value; the
+    reference is zeros, and the gradient penalty is the agent's (ADD, Zhang et al. 2025, arXiv 2505.04961).
 
     Raises:
-        ConfigError: The task does not observe the groups.
+        ConfigError: The task lacks these observation groups.
     """
 
     groups = (STYLE, REFERENCE)
@@ -196,7 +196,7 @@ class Style(Extension):
         return cfg.task_weight * reward + (cfg.style_weight * cfg.reward_scale) * rewards
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> dict[str, Tensor]:
-        """Train the discriminator, and finally update the feature statistics."""
+        """Train the discriminator; after the last minibatch, update the feature statistics."""
         names = "loss/discriminator", "amp/gradient_penalty", "amp/accuracy_agent", "amp/accuracy_reference"
         metrics: dict[str, Tensor] = dict(zip(names, self._learn().unbind(), strict=True))
         if not last:
@@ -211,7 +211,7 @@ class Style(Extension):
         return torch.randint(self._samples, (number,), generator=self._draws, device=self.device)
 
     def _learn(self) -> Tensor:
-        """Take a step of the discriminator; return its loss, penalty and accuracies."""
+        """Take a discriminator step; return loss, penalty and accuracies."""
         net, number = self.discriminator, self.cfg.discriminator.batch_size
         new, reference_rows = self._random_rows(2 * number).split(number)
         unit = torch.rand(number, generator=self._draws, device=self.device)

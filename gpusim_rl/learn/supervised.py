@@ -22,7 +22,7 @@ from gpusim_rl.learn.on_policy import OnPolicy
 from gpusim_rl.learn.teacher import IMITATION, LABEL, Labels
 from gpusim_rl.settings.schema import BCConfig, DistillConfig
 
-MOST_HELD_OUT = 8192  # maximum held-out control steps in the validation loss; of more, an evenly spaced subset
+MOST_HELD_OUT = 8192  # maximum held-out control steps in the validation loss; beyond it, an evenly spaced subset
 DISTANCES = {"mse": functional.mse_loss, "huber": functional.huber_loss}
 
 
@@ -43,8 +43,8 @@ def _make_student(cls: type, cfg: Any, env: EnvSpec, context: LearnerContext, de
 class BC(OnPolicy):
     """Behaviour cloning of demonstrations (Pomerleau 1988; Bain and Sammut 1995).
 
-    The rollout only measures the policy. Demonstrations set the observation statistics; evenly spaced whole episodes
-    are held out. `seen` and `held_out` have raw observations and actions, [1, steps, size] each.
+    The rollout only evaluates the policy. Demonstrations set the observation statistics; evenly spaced whole episodes
+    are held out. `seen` and `held_out` hold raw observations and actions, [1, steps, size] each.
     """
 
     Config = BCConfig
@@ -72,8 +72,8 @@ class BC(OnPolicy):
         """Read and split the file, set the observation statistics; return its digest too."""
         key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
-            hint = f"Try {key}=<file.npz> of tools/collect.py"
-            raise ConfigError("no demonstrations given (a resume needs them again)", key=key, hint=hint)
+            hint = f"Try {key}=<file.npz> from tools/collect.py"
+            raise ConfigError("no demonstrations given (also required on resume)", key=key, hint=hint)
         try:
             shown, digest = demonstrations.load(file, env, ["policy"])
         except ConfigError as error:
@@ -83,7 +83,7 @@ class BC(OnPolicy):
         held = (np.diff(whole) > 0)[episode]
         steps, held_steps = (np.flatnonzero(where & ~shown.diverged) for where in (~held, held))
         if not len(steps):
-            problem = "all control steps that are not held out diverged"
+            problem = "every control step outside the held-out episodes diverged"
             raise ConfigError(problem, key=f"{key}={file}", hint="Try more episodes")
         held_steps = held_steps[:: -(-len(held_steps) // MOST_HELD_OUT) or 1]
         seen = self._part(shown, steps)
@@ -136,7 +136,7 @@ class Distill(OnPolicy):
 
     The student acts, the teacher labels (DAgger, Ross et al. 2011, arXiv 1011.0686, with beta = 0; Rusu et al. 2016,
     arXiv 1511.06295). Gradients pass through `sequence_length` control steps. A minibatch mixes all times of the
-    rollout, as at one time all envs may need the same action.
+    rollout, since all envs may need the same action at the same time.
     """
 
     Config = DistillConfig

@@ -21,7 +21,7 @@ from gpusim_rl.spaces import SignedPermutation
 SYMMETRY_LOSS = "loss/symmetry"
 IMAGE = "image of "  # prefix of mirrored inputs
 AUGMENTED = ("loss/policy", "loss/value", "loss/bounds")
-"""Losses averaged over samples and their mirror images; entropy and KL use the samples alone."""
+"""Losses averaged over samples and their mirror images; entropy and KL use only the samples."""
 
 
 class Symmetry(Extension):
@@ -40,14 +40,14 @@ class Symmetry(Extension):
 
     @classmethod
     def of(cls, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> Symmetry:
-        """Build the symmetry of a training; raise ConfigError if policy or task do not support it."""
+        """Build the extension; raise ConfigError if the policy or task does not support it."""
         network, key = (f"{context.section}.{name}" for name in ("network", "symmetry"))
         if cfg.network.rnn is not None:
-            problem = f"the recurrent state of a mirror image is not known ({network}.rnn={cfg.network.rnn})"
+            problem = f"recurrent states cannot be mirrored ({network}.rnn={cfg.network.rnn})"
         elif env.images and (frames := cfg.network.encoder.frames) > 1:
-            problem = f"the older frames of a mirror image are not known ({network}.encoder.frames={frames})"
+            problem = f"older frames cannot be mirrored ({network}.encoder.frames={frames})"
         elif env.mirrored is None:
-            problem = "the mirror images of these envs are not known"
+            problem = "these envs do not define mirror images"
         else:
             try:
                 return cls(cfg.symmetry, *env.mirrored(), device)
@@ -89,7 +89,7 @@ class Symmetry(Extension):
         """Return mode and asymmetry."""
         modes = ["mirrored samples"] * self._cfg.augment
         modes += [f"mirror loss {self._cfg.mirror_loss:g}"] * (self._cfg.mirror_loss > 0.0)
-        return {"symmetry": f"{', '.join(modes)}; asymmetry of the robot {100 * self._asymmetry:.2g} %"}
+        return {"symmetry": f"{', '.join(modes)}; robot asymmetry {100 * self._asymmetry:.2g} %"}
 
 
 def _tensors(swap: SignedPermutation, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -32,7 +32,7 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
     trained = context.load_policy(name)
     theirs, ours = trained.obs_sizes["policy"], env.obs_sizes.get(group)
     if ours is None:
-        problem, hint = "the policy observes numbers, but these envs have only images", f"Try a group {group!r}"
+        problem, hint = "the policy observes numbers, but these envs have only images", f"Try adding a group {group!r}"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     if theirs != ours:
         problem = f"the policy observes {theirs} numbers, but group {group!r} of this task has {ours}"
@@ -45,7 +45,7 @@ class Labels:
     """Most likely actions of a teacher in the student's envs, clamped, [T, N, actions].
 
     Raises:
-        ConfigError: There is no such run, it is not trusted, or it does not fit the envs.
+        ConfigError: The run does not exist, is not trusted, or does not match the envs.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Labels:
         key = f"{context.section}.{setting}"
         if name is None:
             hint = f"Try {key}=<run folder or .pt file>"
-            raise ConfigError("no teacher given (a resume needs it again)", key=key, hint=hint)
+            raise ConfigError("no teacher given (also required on resume)", key=key, hint=hint)
         if not isinstance(env.action_space, Box):
-            problem = "the task's actions are discrete, and only continuous ones can be imitated"
+            problem = "the task's actions are discrete, but only continuous actions can be imitated"
             raise ConfigError(problem, key=f"{key}={name}")
         student_group = "policy" if env.obs_sizes["policy"] else "critic"  # `policy` may be images alone
         self.group = GROUP if GROUP in env.obs_sizes else student_group
@@ -79,9 +79,9 @@ class Labels:
         return {"digest": self._digest, "hidden": [state.clone() for state in self.hidden]}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore `state_dict`; a different teacher, or None, begins new episodes."""
+        """Restore `state_dict`; a different teacher, or None, starts new episodes."""
         if state is not None and state["digest"] != self._digest:
-            warn("the teacher is not the one used before the resume")
+            warn("the teacher differs from the one used before the resume")
             state = None
         for i, hidden in enumerate(self.hidden):
             hidden.copy_(torch.zeros_like(hidden) if state is None else state["hidden"][i])
@@ -138,10 +138,10 @@ ACTING = "actor.", "head.", "encoder.", "obs_norm.policy."  # prefixes of acting
 
 
 def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerContext, name: str) -> None:
-    """Copy actor and observation statistics of a run, checkpoint or task; raise ConfigError if they do not match."""
+    """Copy actor and observation statistics from a run, checkpoint or task; raise ConfigError if they do not match."""
     trained = _load(env, context, "start_from", name, "policy")
     if not (isinstance(policy, ActorCritic) and isinstance(trained.policy, ActorCritic)):
-        problem = "both runs must be of ppo, amp, a2c, reinforce, impala, distill or bc"
+        problem = "both runs must use ppo, amp, a2c, reinforce, impala, distill or bc"
         raise ConfigError(problem, key=f"start_from={name}")
     theirs, rnn = trained.settings, trained.settings.network.rnn is not None
     paths = [f"network.{key}" for key in (NETWORK if rnn else NETWORK[:-2])]

@@ -11,7 +11,7 @@ from gpusim_rl.settings.schema import EncoderConfig
 from gpusim_rl.spaces import ImageShape
 
 DEVIATION = 0.1
-"""Standard deviation of a reconstructed pixel, brightness 0 to 1. A larger one loses small moving things."""
+"""Standard deviation of a reconstructed pixel, brightness 0 to 1. Larger values lose small moving objects."""
 NARROW = -4.0
 """Initial log-variance of the latents, small so that the decoder uses them."""
 HALVINGS = 3
@@ -22,8 +22,8 @@ WIDTHS = (64, 32, 16)
 class VAE(nn.Module):
     """Beta-VAE (Higgins et al. 2017).
 
-    The decoder predicts pixels in standard deviations from their mean over all images, so small moving things count at
-    once. Without this, Cartpole's pole (12 of 3,840 pixels) is lost.
+    The decoder predicts pixels in standard deviations from their mean over all images, so small moving objects count
+    from the start. Without this, Cartpole's pole (12 of 3,840 pixels) is lost.
     """
 
     background: Tensor
@@ -62,7 +62,7 @@ class VAE(nn.Module):
         self.log_var.bias.fill_(NARROW)
 
     def decode(self, latents: Float[Tensor, "batch latents"]) -> Float[Tensor, "batch channels height width"]:
-        """Return images in [-0.5, 0.5], up to errors."""
+        """Decode latents to images, roughly in [-0.5, 0.5]."""
         height, width, _ = self.shape
         return self.decoder(latents)[..., :height, :width] * self.spread + self.background
 
