@@ -30,8 +30,8 @@ from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
 SAVE_INTERVAL_S = 60.0  # maximum age of last.pt within the budget `SAVE_SHARE`
-SAVE_SHARE = 0.05  # of the time for writing checkpoints; on a slow disk a kill loses 20 times the duration of a write
-BEST_INTERVAL_S = 10.0  # minimum time between two best.pt: early on, returns improve all the time
+SAVE_SHARE = 0.05  # share of time for writing checkpoints; on a slow disk, a kill loses up to 20 write durations
+BEST_INTERVAL_S = 10.0  # minimum time between writes of best.pt: early on, returns keep improving
 
 Types = Mapping[str, tuple[type, ...]]  # accepted types by key; integers are non-negative, floats finite, lists of str
 TRAINING: Types = {
@@ -68,12 +68,12 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     state, digest = load_with_digest(file)
     check_training(state, file, ("task", "config", "seed", "policy"))
     if (task := state["task"]) != task_name:
-        problem, hint = f"checkpoint is of task {task}, not {task_name}", f"Try {shlex.quote(f'task={task}')}"
+        problem, hint = f"checkpoint is for task {task}, not {task_name}", f"Try {shlex.quote(f'task={task}')}"
         raise ConfigError(problem, key=str(file), hint=hint)
     saved = state["config"].get("algo")
     name = saved.get("name") if isinstance(saved, dict) else None
     if isinstance(name, str) and name != spec.cfg.algo:
-        problem = f"checkpoint is of algo={name}, not algo={spec.cfg.algo}"
+        problem = f"checkpoint is for algo={name}, not algo={spec.cfg.algo}"
         hint = f"Try {shlex.quote(f'algo={name}')}"
         raise ConfigError(problem, key=str(file), hint=hint)
     settings = declarations(type(spec.cfg.algorithm))
@@ -82,7 +82,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
     known = copy.deepcopy(state["config"])
     upgrade_settings(known)
     if different := structural_difference(known, spec.config, keys):
-        raise ConfigError(f"checkpoint does not fit this configuration: {'; '.join(different)}", key=str(file))
+        raise ConfigError(f"checkpoint does not match this configuration: {'; '.join(different)}", key=str(file))
     if not test:
         encoder = spec.cfg.pretrained
         has_own = not encoder.freeze or encoder_for(spec) != encoder.init_from  # in the policy or the run folder
@@ -100,7 +100,7 @@ def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dic
         return state | processes.get(collective.rank, {}), False
     if collective.rank == 0:
         change = f"{before} process{'es' if before > 1 else ''} before, and has {now} now"
-        warn(f"the run had {change}: new episodes begin, and a replay memory is refilled")
+        warn(f"the run had {change}: starting new episodes, and refilling the replay memory, if any")
     return state | {"algorithm": clear_entries(state["algorithm"], *REPLAY)}, True
 
 
@@ -109,13 +109,13 @@ def check_spaces(state: Mapping[str, Any], env: Environment) -> None:
     spaces = {"obs_sizes": dict(env.obs_sizes), "images": dict(env.images), "num_actions": env.num_actions}
     for key, now in spaces.items():
         if (saved := state.get(key, {})) != now:
-            hint = "Try the version of the task that trained it (git.diff and env.json of the run tell which)"
-            raise ValueError(f"{key} saved {saved}, now {now}. {hint}")
+            hint = "Try the task version that it was trained with (see git.diff and env.json of the run)"
+            raise ValueError(f"{key} is {now}, but the checkpoint has {saved}. {hint}")
 
 
 def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:
     """Return an untrusted training checkpoint; raise ConfigError unless keys, types and policy are valid."""
-    check_types(state, TRAINING, needed, f"{file} is not a checkpoint of a training")
+    check_types(state, TRAINING, needed, f"{file} is not a training checkpoint")
     for name, value in state.get("policy", {}).items():
         if isinstance(value, Tensor) and not value.isfinite().all():
             problem, hint = f"the policy ({name}) is NaN or infinite", "Try another checkpoint of the run"
@@ -137,7 +137,7 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
         elif isinstance(value, float) and not math.isfinite(value):
             wrong = value
         elif isinstance(value, list) and not all(isinstance(item, str) for item in value):
-            wrong = "not a list of text"
+            wrong = "not a list of strings"
         elif key == "sim" and value not in (*SIMULATORS, NO_SIMULATOR):
             wrong = f"{value!r}, not a simulator"
         if wrong is not None:
@@ -151,20 +151,20 @@ def clear_entries(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]
 
 @contextmanager
 def must_fit(file: Path, target: str) -> Iterator[None]:
-    """Convert errors of loading a mismatched state into `target` to ConfigError."""
+    """Convert errors from loading a mismatched state into `target` to ConfigError."""
     try:
         yield
     except ConfigError:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
-        raise ConfigError(f"checkpoint does not fit {target}: {reason}", key=str(file)) from error
+        raise ConfigError(f"checkpoint does not match {target}: {reason}", key=str(file)) from error
 
 
 class Checkpoints:
-    """Checkpoint files of a training: last.pt, best.pt, numbered ones, and evaluated.pt during an evaluation.
+    """Checkpoint files of a training: last.pt, best.pt, numbered files, and evaluated.pt during an evaluation.
 
-    An iteration is serialised once. Other files are copies rather than links, so that disk damage spares them.
+    An iteration is serialised once; other files are copies, not links, so that disk damage to one spares them.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Checkpoints:
         self.budget, self.budget_evaluated = TimeShare(share), TimeShare(share)
         self._reported_s: dict[str, float] = {}  # reported time between two checkpoints
         self.saved = saved if self.last.exists() else None  # iteration of last.pt
-        # None before there is a best.pt. Until then the newest policy is the best, because its mean has most episodes.
+        # None until best.pt exists. Until then, the newest policy counts as best: its mean covers the most episodes.
         self._best_return = best if self._best.exists() else None
         self._evaluations_decide = cfg.eval.interval > 0
 
@@ -187,7 +187,7 @@ class Checkpoints:
         return self._best_return if self._evaluations_decide else None
 
     def due(self, iteration: int, mean_return: float | None, long: bool = False) -> bool:
-        """Return whether to save after this iteration; `long` means that a signal would abort the next one."""
+        """Return whether to save after this iteration; `long`: a signal would abort the next one."""
         if not self._writes:
             return False
         age_s = time.perf_counter() - self._saved_at
@@ -209,8 +209,8 @@ class Checkpoints:
             return True
         if between_s > 2.0 * self._reported_s.get(name, 0.0):
             self._reported_s[name] = between_s
-            limit = f"at most one in {between_s:.3g} s, which is {100 * budget.share:g} % of the time"
-            risk = "a kill loses what was learned since"
+            limit = f"at most one per {between_s:.3g} s, or {100 * budget.share:g} % of the time"
+            risk = "a kill loses the progress since the last one"
             self._warn(f"{name} takes {budget.cost_s:.2g} s to write; writing {limit}; {risk}")
         return False
 
@@ -231,7 +231,7 @@ class Checkpoints:
                 if numbered:
                     self._save_numbered(state["iteration"])
         except OSError as error:
-            self._warn(f"checkpoint NOT saved ({error}); training continues and tries the next one")
+            self._warn(f"checkpoint NOT saved ({error}); training continues; the next save tries again")
         self._saved_at = time.perf_counter()
 
     def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
@@ -257,7 +257,7 @@ class Checkpoints:
             self._warn(f"cannot write best.pt ({error})")
 
     def stop_evaluations(self) -> bool:
-        """Let training returns decide again if no evaluation has finished; return whether best.pt is kept."""
+        """Select best.pt by training returns again if no evaluation has finished; return whether best.pt is kept."""
         self._evaluations_decide = self._best_return is not None
         return self._evaluations_decide
 
@@ -287,7 +287,7 @@ class Checkpoints:
 
 
 def structural_difference(saved: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    """Return one line per difference of two configs at or below dotted keys such as `ppo.network`."""
+    """Return one line per difference between two configs at or below dotted keys such as `ppo.network`."""
     lines = []
     for key in keys:
         old, new = _leaves(saved, key), _leaves(now, key)

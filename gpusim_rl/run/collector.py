@@ -28,11 +28,11 @@ Pause = Callable[[str], None]  # callback between steps, with a progress text; i
 
 
 def ignore_pause(done: str) -> None:
-    """Ignore a pause."""
+    """Do nothing."""
 
 
 class Collector:
-    """Collection of rollouts and updates of the algorithm; `obs` are the next observations, [num_envs, size] each."""
+    """Rollout collection and algorithm updates; `obs` are the next observations, [num_envs, size] each."""
 
     num_actors = 0  # processes that step envs for this learner; 0 if it steps its own
 
@@ -55,7 +55,7 @@ class Collector:
         self._unsaved = [unsaved(owner) for owner in env.stateful]
 
     def collect(self, pause: Pause = ignore_pause) -> None:
-        """Act for `horizon` control steps; `pause` is called after each step outside of a graph."""
+        """Act for `horizon` control steps; `pause` is called after each step outside a graph."""
         timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
         limited = limit_torch_threads(self._cfg.num_envs, self.device, ROWS_PER_THREAD)
         with self._devices_checked(), timed, limited:
@@ -86,11 +86,11 @@ class Collector:
     def _warn_of_unsaved(self) -> None:
         for owner, before in zip(self.env.stateful, self._unsaved, strict=False):
             now = unsaved(owner)
-            # A new name may be a constant that the first step has set up: only a change counts.
+            # A new name may be a constant set up by the first step: only a change counts.
             changed = [name for name, value in now.items() if before.setdefault(name, value) != value]
             if changed:
                 names = ", ".join(sorted(f"{type(owner).__name__}.{name}" for name in changed)[:4])
-                text = "%s changes, but no checkpoint keeps it. Try a tensor of the task, written in place"
+                text = "%s changes, but checkpoints do not include it. Try a task tensor, written in place"
                 logger.warning(text, names)
                 self._unsaved = []
 

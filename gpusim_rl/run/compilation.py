@@ -1,4 +1,4 @@
-"""Choice of what torch.compile compiles."""
+"""Choice of the code to compile with torch.compile."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
     if cfg.compile != choice.mode:
         logger.warning("compile=%s is limited to: %s", cfg.compile, choice)
     if choice.mode != "off":
-        logger.info("torch.compile runs in the first iterations, for a minute or more on the first start")
+        logger.info("torch.compile compiles during the first iterations, for a minute or more on the first start")
     return choice

@@ -1,4 +1,4 @@
-"""Display of a run: live panel on a terminal, plain lines elsewhere; all but the panel also goes to train.log."""
+"""Display of a run: live panel on a terminal, plain lines elsewhere; all but the panel also go to train.log."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from gpusim_rl.files.safe_open import open_file
 from gpusim_rl.run.phases import PHASES
 from gpusim_rl.run.writers import Row
 
-PANEL_INTERVAL_S = 0.5  # drawing takes 5 ms of the host
-PANEL_WIDTH = 100  # columns at most
+PANEL_INTERVAL_S = 0.5  # drawing takes 5 ms of host time
+PANEL_WIDTH = 100  # maximum columns
 ECHO_WIDTH = 2  # columns right of the panel, where a terminal writes ^C
-PROGRESS_INTERVAL_S = {"rich": 2.0, "plain": 10.0, "json": 10.0}  # between two signs of life in a long iteration
+PROGRESS_INTERVAL_S = {"rich": 2.0, "plain": 10.0, "json": 10.0}  # between progress messages in a long iteration
 GAP = 2  # columns between a label, its value and the next label
 VALUE_WIDTH = 12  # fixed columns of a value, so that the layout is stable
 BAR_WIDTH = 12  # minimum columns of the progress bar next to its text
 UNKNOWN = "–"
-BARS = "▁▂▃▄▅▆▇█"  # of the sparkline, the lowest first
+BARS = "▁▂▃▄▅▆▇█"  # levels of the sparkline, lowest first
 STYLES = {"banner": "", "info": "", "notice": "bold", "warning": "bold yellow", "footer": "bold"}
 NUMBERS = {  # label: name in the row
     "return (last 100 episodes)": "episode/return",
@@ -69,7 +69,7 @@ GENERAL = ("episode", "eval", "speed", "time", "system", "task", "sim", "reward"
 class Console:
     """Display on stdout, with warnings of `plain` and `quiet` on stderr; text is also appended to the file `log`.
 
-    Modes are those of `log.console` (docs/outputs.md); `plain` shows a row per `min_interval_s` seconds.
+    Modes are those of `log.console` (docs/outputs.md); `plain` shows at most one row per `min_interval_s` seconds.
     """
 
     def __init__(self, mode: str, total_iterations: int, log: Path | None, *, min_interval_s: float = 2.0) -> None:
@@ -86,7 +86,7 @@ class Console:
         self._first_return = 0.0  # iteration of the first return
         self._pace: list[tuple[float, float]] = []  # iteration and time [s] of the first, second and latest row
         self._line_due = self._panel_due = -math.inf  # times on the monotonic clock
-        self._line_shown = True  # whether the latest row is among the lines
+        self._line_shown = True  # whether the latest row was shown as a line
         self._progress = ""
         self._changed_at = time.monotonic()  # last change of the display
         self._busy = False  # whether output is in progress
@@ -251,7 +251,7 @@ class Console:
 
     @property
     def _eta(self) -> str:
-        """Time to the last iteration, at the pace since the second row: the first ones warm up."""
+        """Time to the last iteration, at the pace since the second row: the first rows include warm-up."""
         if len(self._pace) < 3:
             return UNKNOWN
         _, (first, first_s), (now, now_s) = self._pace
@@ -398,7 +398,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: int | float | None, unit: str = "", least: float = 0.0) -> str:
-    """Format a number for people, such as `1,234` or `0.123 GB`; below `least` in magnitude it is `0`."""
+    """Format a number for display, such as `1,234` or `0.123 GB`; magnitudes below `least` become `0`."""
     if value is None:
         return UNKNOWN
     return (f"{value:,.0f}" if abs(value) >= 1000 else "0" if abs(value) < least else f"{value:.3g}") + unit

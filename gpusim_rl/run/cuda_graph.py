@@ -1,4 +1,4 @@
-"""CUDA graphs: capture the kernels of an iteration once, then replay them without waiting for Python."""
+"""CUDA graphs: capture the kernels of an iteration once, then replay them without Python overhead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LaunchesApart = Callable[[Callable[[Callable[[], None]], None]], AbstractContext
 logger = logging.getLogger("gpusim_rl.run")
 
 WARM_UP = 2  # eager calls before a capture: they create optimiser state, workspaces, kernels and Warp's own graphs
-MOST_PHYSICS_STEPS = 150  # physics evaluations per graph with `auto`: capture time and memory grow with them
+MOST_PHYSICS_STEPS = 150  # maximum physics evaluations per graph with `auto`: capture time and memory grow with them
 SEGMENTS = {
     "rollout": ("rollout", "update"),
     "step": ("step", "update"),
@@ -71,13 +71,13 @@ def choose_graph(
     check_task: bool,
     library: str | None = None,
 ) -> GraphChoice:
-    """Choose the mode for the setting `graph`; another `library` may capture graphs of its own on this device."""
+    """Choose the mode for the setting `graph`; another `library` may capture its own graphs on this device."""
     many = f"auto: more than {MOST_PHYSICS_STEPS} physics evaluations per rollout"
     rules = (
         (wanted == "off", "off", "as configured"),
         (device.type != "cuda", "off", "CUDA graphs need a GPU"),
         (sim_device != device, "update", f"physics on {sim_device}"),
-        (library is not None, "update", f"a step is {library}'s own"),
+        (library is not None, "update", f"{library} runs the control step"),
         (check_task, "update", "debug.check_task reads every step"),
         (wanted != "auto", wanted, "as configured"),
         (physics_steps > MOST_PHYSICS_STEPS, "step", many),
@@ -89,15 +89,15 @@ def choose_graph(
 class Graphs:
     """Runner of the segments of an iteration: on CUDA each is captured into a torch graph, then replayed.
 
-    A segment must use the same memory at every call, except in attributes of `stateful` objects (task, algorithm): a
+    A segment must use the same memory in every call, except in attributes of `stateful` objects (task, algorithm): a
     reassigned tensor or tuple of tensors is copied to its old address. A Python number that changes there prevents the
     capture, since a graph would freeze it. Lists and nested objects are not inspected.
 
-    A failed capture warns, restores state and generators, and falls back: from the rollout to the control step, to the
-    step in pieces (torch's and the simulator's graphs alternate, so that torch's hold no Warp loops), to eager.
+    A failed capture warns, restores state and generators, and falls back: from the rollout to the control step, then to
+    the step in pieces (torch's and the simulator's graphs alternate: torch's contain no Warp loops), then to eager.
 
     A graph registers only the `generators` that its warm-up used: torch launches two kernels for each before a replay.
-    Sums over processes run between pieces of the update: in a graph, NCCL depends on its version and hangs on failure.
+    Sums over processes run between pieces of the update: in a graph, NCCL is version-dependent and hangs on failure.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Graphs:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Order the device's work; all code around the segments must run in the block."""
+        """Switch to the capture stream, in order; all code around the segments must run in the block."""
         if self._stream is None:
             yield
             return
@@ -147,7 +147,7 @@ class Graphs:
         if segment not in self._segments or self._capturing:
             return body()
         if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
-            raise RuntimeError("Graphs.run() outside of Graphs.stream()")
+            raise RuntimeError("Graphs.run() outside Graphs.stream()")
         if segment not in self._captured:
             calls = self._calls[segment] = self._calls.get(segment, 0) + 1
             if calls <= WARM_UP:
@@ -167,7 +167,7 @@ class Graphs:
             return True
         except IterationLeftError:  # a signal, not a failure
             raise
-        except Exception as error:  # Warp raises bare exceptions; the body's own errors recur eagerly
+        except Exception as error:  # Warp raises bare exceptions; the body's own errors recur in the eager call
             if self._device.type == "cuda":
                 self._free_generators()
             for generator, state in zip(self._generators, states, strict=True):
@@ -242,8 +242,8 @@ class Graphs:
             raise
 
     def _free_generators(self) -> None:
-        # So do generators, including torch's default one, until a capture with them succeeds. A new state would not
-        # help: existing graphs use the old one.
+        # Generators too, torch's default one included, stay in a capture until a capture with them succeeds. A new
+        # state would not help: existing graphs use the old one.
         with suppress(RuntimeError):
             self._capture("all", lambda: torch.zeros((), device=self._device))
 
@@ -277,12 +277,12 @@ class Graphs:
             changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
             if changed:
                 names = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
-                self._fall_back(segment, f"{names} changes from call to call. Try a tensor", step_too=True)
+                self._fall_back(segment, f"{names} changes between calls. Try a tensor", step_too=True)
                 return
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first error of a failed capture: those that torch and Warp raise afterwards carry no information."""
+    """Return the first error of a failed capture: later errors from torch and Warp carry no information."""
     while error.__context__ is not None and not error.__suppress_context__:
         error = error.__context__
     return str(error) if isinstance(error, NotCapturableError) else describe(error)
@@ -298,7 +298,7 @@ def _attributes(stateful: object) -> dict[str, Any]:
 
 @contextmanager
 def in_place(objects: Sequence[object]) -> Iterator[None]:
-    """Copy tensors that the block reassigns to attributes to their old addresses; restore attributes if it fails."""
+    """Copy tensors that the block reassigns to attributes to their old addresses; restore attributes on failure."""
     before = [dict(_attributes(stateful)) for stateful in objects]
     try:
         yield
@@ -321,7 +321,7 @@ def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
         if new is old or not (isinstance(olds, tuple) and olds and all(isinstance(x, Tensor) for x in olds)):
             continue
         if not isinstance(news, tuple) or [_kind(x) for x in news] != [_kind(x) for x in olds]:
-            raise NotCapturableError(f"{type(stateful).__name__}.{name} changes its shape or type")
+            raise NotCapturableError(f"{type(stateful).__name__}.{name} changes shape or type")
         # Clone: an attribute may now hold another one's old tensor (previous = current; current = new).
         copies += [(place, value.clone()) for place, value in zip(olds, news, strict=True)]
         back[name] = old

@@ -28,7 +28,7 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
 
 
 def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
-    """Choose the devices of evaluations during training: `eval_device` for everything if set, else the training's."""
+    """Choose the devices of evaluations during training: `eval_device` for everything if set, else as in training."""
     if cfg.eval_device is not None:
         device = str(find_device(cfg.eval_device, "eval_device"))
         cfg = dataclasses.replace(cfg, device=device, sim_device=None, rl_device=None)
@@ -36,7 +36,7 @@ def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = N
 
 
 def find_device(name: str, key: str) -> torch.device:
-    """Return the device that `name` means; raise ConfigError if this machine lacks it."""
+    """Resolve a device name; raise ConfigError if this machine lacks the device."""
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     kind, _, number = name.partition(":")
@@ -51,6 +51,6 @@ def find_device(name: str, key: str) -> torch.device:
 
 
 def set_deterministic(deterministic: bool) -> None:
-    """Set whether torch is limited to deterministic kernels."""
+    """Enable or disable torch's deterministic mode."""
     if deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports torch's compiler
         torch.use_deterministic_algorithms(deterministic)

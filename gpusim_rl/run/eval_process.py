@@ -1,4 +1,4 @@
-"""Evaluation process next to a training (`eval.interval`).
+"""Evaluation process that runs during training (`eval.interval`).
 
 It reads JSON lines (settings, then checkpoint paths) and answers each path with a line of numbers, or an error.
 """
@@ -36,18 +36,18 @@ from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
 
 LONGEST_S = 600.0  # an evaluation that takes longer is considered hung
-NICENESS = 10  # the training has the CPU first
+NICENESS = 10  # training has priority on the CPU
 _START = "from gpusim_rl.run.eval_process import main; main()"
 
 
 class EvalProcess:
-    """Handle of the evaluation process, whose output is appended to the file `printed`."""
+    """Handle to the evaluation process, whose output is appended to the file `printed`."""
 
     def __init__(self, spec: RunSpec, printed: Path, iteration: int) -> None:
         self.evaluating: int | None = None  # iteration of the policy under evaluation
         self.failure: str | None = None  # reason why evaluations have stopped
         self._interval = spec.cfg.eval.interval
-        self._last = iteration  # last one evaluated
+        self._last = iteration  # last iteration evaluated
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         command, output = [sys.executable, "-c", _START], open_file(printed, "ab+")
         self._child = Child(command, printed=output, talks=True, env=same_import_env())
@@ -63,7 +63,7 @@ class EvalProcess:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self._child.process.stdin is not None
-        with suppress(OSError):  # it has ended; `poll` reports why
+        with suppress(OSError):  # the process has ended; `poll` reports why
             self._child.process.stdin.write(json.dumps(message).encode() + b"\n")
             self._child.process.stdin.flush()
 
@@ -85,12 +85,12 @@ class EvalProcess:
             line = self._answers.get(block=timeout_s > 0, timeout=timeout_s)
         except queue.Empty:
             if self.evaluating is not None and self._child.silent_s > LONGEST_S:
-                self.evaluating, self.failure = None, f"one has not finished in {LONGEST_S:.0f} s"
+                self.evaluating, self.failure = None, f"one did not finish within {LONGEST_S:.0f} s"
             return None
         iteration, self.evaluating = self.evaluating, None
         try:
             answer: dict[str, Any] = json.loads(line)
-        except ValueError:  # end of the process, or text that a library printed while it was imported
+        except ValueError:  # end of the process, or text that a library printed on import
             error = f"the process printed {line.decode(errors='replace').strip()!r}"
             if not line.endswith(b"\n"):
                 error = f"the process ended with exit code {self._child.process.wait()}"
@@ -104,7 +104,7 @@ class EvalProcess:
 
 
 class Evaluation:
-    """Evaluator of policies of one run, from the same initial states every time."""
+    """Evaluator of a run's policies, always from the same initial states."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         refuse_classes_of_script(config)
@@ -146,7 +146,7 @@ class Evaluation:
 
 
 def answers(lines: Iterable[str]) -> Iterator[str]:
-    """Yield one answer per request line of the training."""
+    """Yield one answer per request line from the training process."""
     evaluation: Evaluation | None = None
     for line in lines:
         request = json.loads(line)

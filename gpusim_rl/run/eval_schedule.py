@@ -16,7 +16,7 @@ EVAL_LOG = "eval.log"  # output of the evaluation process, in the run folder
 
 
 class EvalSchedule:
-    """Evaluations every `eval.interval` iterations in another process, without which training continues if it fails."""
+    """Evaluations every `eval.interval` iterations in another process; training continues if it fails."""
 
     def __init__(
         self, spec: RunSpec, log: Logger, iteration: int, intervals: LogIntervals, timer: PhaseTimer, stop: StopSignal
@@ -33,7 +33,7 @@ class EvalSchedule:
     ) -> None:
         """Collect a finished evaluation and begin the next one if it is due.
 
-        `state` builds the checkpoint. Unless `learning`, nothing is evaluated; the `last` policy is also awaited.
+        `state` builds the checkpoint. Unless `learning`, nothing is evaluated; for the `last` policy, wait.
         """
         self._take_result(wait=last)
         if self._process is None or not (learning and self._process.due(iteration, last=last)):

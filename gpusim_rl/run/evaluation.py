@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 def evaluate(
     env: Environment, policy: Policy, obs: dict[str, Tensor], episodes: int = 1
 ) -> tuple[dict[str, float], Tensor]:
-    """Run whole episodes in every env with the policy's most likely actions, from the starts `obs`.
+    """Run whole episodes in every env with the policy's most likely actions, starting from `obs`.
 
     Return a summary (mean length in control steps; means of the task's `stats()` as `task/<name>`), and the returns,
     shape [episodes, num_envs].
@@ -37,10 +37,10 @@ def evaluate(
     hidden = policy.initial_state(num_envs)
     returns = torch.zeros(episodes, num_envs, device=device)
     lengths = torch.zeros_like(returns)
-    episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)  # number of the current one
+    episode = torch.zeros(1, num_envs, dtype=torch.int64, device=device)  # index of the current episode
     diverged = torch.zeros((), device=device)
     sums: dict[str, Tensor] = {}  # sum and count of each of the task's statistics
-    for _ in range(episodes * (env.max_episode_length + 1)):  # some libraries take a step for a reset
+    for _ in range(episodes * (env.max_episode_length + 1)):  # some libraries use a step for a reset
         action, hidden = policy.act(obs, hidden, deterministic=True)
         step = moved(env.step(action.to(env.device)), device)
         counts = episode[0] < episodes

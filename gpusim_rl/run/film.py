@@ -1,4 +1,4 @@
-"""Video of the policy at the end of a training (`log.video=true`)."""
+"""Video of the policy at the end of training (`log.video=true`)."""
 
 from __future__ import annotations
 

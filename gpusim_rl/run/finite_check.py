@@ -1,4 +1,4 @@
-"""Stop of a run whose observations, rewards, loss or policy are NaN or infinite.
+"""Checks that stop a run if observations, rewards, loss or policy are NaN or infinite.
 
 NaN in physics or actions only resets the env (env/nan_guard.py); learn/optimizer.py skips non-finite gradients.
 """
@@ -18,7 +18,7 @@ from gpusim_rl.run.log_interval import LogRow
 
 FLAGS = {"check/obs": "an observation", "check/style": "an observation"}
 FLAGS |= {"check/reward": "a reward", "loss/value": "the loss"}
-PATIENCE = 3  # consecutive iterations without an update; one rollout with an absurd number costs one
+PATIENCE = 3  # consecutive iterations without an update; one rollout with an absurd value costs one
 
 
 class FiniteCheck:
@@ -29,7 +29,7 @@ class FiniteCheck:
         self._without_learning = 0  # iterations in a row
 
     def check_row(self, row: LogRow, iteration: int, algorithm: Algorithm) -> None:
-        """Raise TaskError for a non-finite number in a row, with its place if the algorithm still holds it."""
+        """Raise TaskError for a non-finite value in a row, with its location if the algorithm still holds it."""
         numbers = {**row.flags, **row.numbers}
         checked = {name: value for name, value in numbers.items() if name.startswith(("check/", "loss/"))}
         bad = [name for name, value in checked.items() if value is not None and not math.isfinite(value)]
@@ -70,22 +70,22 @@ class FiniteCheck:
         return False
 
     def no_gradient(self, row: LogRow, algorithm: Algorithm, replay: str) -> TaskError:
-        """Build the error of a run without finite gradients."""
+        """Build the error for a run without finite gradients."""
         recorded = [item for item in _recorded(algorithm) if item.name in FLAGS.values()]
-        largest = [f"{item.name} is up to {item.value.abs().max():.3g}" for item in recorded]
+        largest = [f"{item.name} reaches {item.value.abs().max():.3g}" for item in recorded]
         sizes = f" ({', '.join(largest)})" if largest else ""
-        problem = f"no gradient was finite for {PATIENCE} iterations or more, up to {row.iterations[-1]}{sizes}"
+        problem = f"no gradient was finite for {PATIENCE} or more iterations, up to {row.iterations[-1]}{sizes}"
         hint = f"Try smaller rewards, smaller loss coefficients or a lower learning rate. To replay it: {replay}"
         return TaskError(problem, key=self._task_name, hint=hint)
 
     def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
-        """Raise TaskError if the policy is not finite, before it is saved: rows may be late."""
+        """Raise TaskError if the policy is not finite, before it is saved, since rows may be late."""
         for name, value in weights.items():
             if not torch.isfinite(value).all():
                 raise self._error(f"the policy ({name})", range(iteration, iteration + 1))
 
     def _error(self, subject: str, iterations: range) -> TaskError:
-        problem = f"{subject} is not finite in {_when(iterations)}; all checkpoints are older"
+        problem = f"{subject} is not finite in {_when(iterations)}; all checkpoints are from earlier"
         return TaskError(problem, key=self._task_name, hint="Try debug.check_task=true to name the hook and the step")
 
 

@@ -1,6 +1,6 @@
-"""Search for tensors and random generators in an object, its containers and nested objects, reading no value.
+"""Search for tensors and random generators in an object, its containers and nested objects, without reading values.
 
-For `debug.check_device=true`: torch copies host scalars without notice, and its error for tensors names neither.
+For `debug.check_device=true`: torch silently copies host scalars, and its device errors do not name the tensor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def attributes(node: object) -> dict[str, Any]:
 
 
 def unsaved(owner: object) -> dict[str, Any]:
-    """Return state that no checkpoint keeps, by path; of tensors the version counter, without a sync."""
+    """Return state that checkpoints do not include, by path; for tensors, the version counter (no sync)."""
     found: dict[str, Any] = {}
     own = attributes(owner)
     seen = {id(node): node for node in (owner, *(own.get(name) for name in ("cfg", "sim", "_task")))}
@@ -90,7 +90,7 @@ def check_devices(name: str, owner: object, device: torch.device) -> None:
 
 @contextmanager
 def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) -> Iterator[None]:
-    """Call `check_devices` before and after the block, also if the block raises."""
+    """Call `check_devices` before and after the block, even if the block raises."""
     checked = owners if enabled else ()
     for owner in checked:
         check_devices(*owner)

@@ -26,13 +26,13 @@ def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, 
     check_training(state, file, NEEDED)
     config = check_saved_settings(state["config"], file, trust=spec.cfg.trust, config_dir=spec.config_dir)
     (theirs, ours) = (settings["task"].get("_target_") for settings in (config, spec.config))
-    if theirs != ours:  # joints may have another order
-        warn(f"{file} is a policy of {theirs}, not of {ours}: check that observations and actions mean the same")
+    if theirs != ours:  # joints may be ordered differently
+        warn(f"{file} is a policy for {theirs}, not {ours}: check that observations and actions have the same meaning")
     section, algorithm_class = config["algo"].get("name"), load_algorithm_class(config["algo"].get("_target_"))
     settings = build(algorithm_settings_class(section, algorithm_class), config.get(section), f"{file}: {section}")
     if state["num_actions"] != action_space.size:
         problem = f"has {state['num_actions']} actions, but the task has {action_space.size}"
-        raise ConfigError(problem, key=str(file), hint="Try its task")
+        raise ConfigError(problem, key=str(file), hint="Try the policy's task")
     cfg = dataclasses.replace(spec.cfg, algo=section, algorithm=settings)
     with must_fit(file, "its own settings"):
         images = state.get("images", {})

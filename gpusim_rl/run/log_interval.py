@@ -37,7 +37,7 @@ class LogIntervals:
         self._start = (0, 0)  # iterations and control steps before the interval
         self._added: Row = {}
         self.mean_return: float | None = None  # trimmed mean return of the newest row, if its window is full
-        self.best_return: float | None = None  # best of them so far
+        self.best_return: float | None = None  # highest so far
 
     def start(self) -> None:
         """Start monitoring the machine."""
@@ -53,7 +53,7 @@ class LogIntervals:
         self._added |= numbers
 
     def end(self, iteration: int, env_steps: int, elapsed_s: float, extra: Mapping[str, Tensor]) -> list[LogRow]:
-        """End an interval, with more device scalars for its row; return rows that have arrived (`Metrics.flush`)."""
+        """End an interval, adding device scalars `extra` to its row; return rows that arrived (`Metrics.flush`)."""
         numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s, **self._added}
         numbers |= self._collector.numbers()
         self._added = {}
@@ -73,7 +73,7 @@ class LogIntervals:
         return [self._row(*row) for row in self._metrics.drain()]
 
     def pending(self, iteration: int) -> LogRow:
-        """Return the flags of the unfinished interval; waits for the device, and all processes must call it."""
+        """Return the flags of the unfinished interval; waits for the device; all processes must call it."""
         own, collective = self._metrics.flags(), self._collective
         bad = [value is None or not math.isfinite(value) for value in own.values()]
         by_rank = [rank == collective.rank and any(bad) for rank in range(collective.size)]
@@ -88,7 +88,7 @@ class LogIntervals:
             self._monitor.close()
 
     def _wait(self) -> None:
-        """Wait for the device outside of the `log` phase: on CUDA the host runs one iteration ahead."""
+        """Wait for the device outside the `log` phase: on CUDA the host runs one iteration ahead."""
         with self._timer.waiting():
             self._metrics.wait()
 

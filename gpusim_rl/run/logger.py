@@ -29,9 +29,9 @@ from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Wri
 from gpusim_rl.settings.trust import machine_overrides, untrusted_values
 from gpusim_rl.sim.buffers import enough
 
-LOGGER_KEYS = ("wandb_id", "best_evaluation")  # entries of a checkpoint in `Logger.state_dict`
+LOGGER_KEYS = ("wandb_id", "best_evaluation")  # checkpoint entries from `Logger.state_dict`
 DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"  # dumps before the first divergence, after the last finite gradient
-NEARLY = 0.8  # use of a buffer that causes a warning
+NEARLY = 0.8  # buffer usage that triggers a warning
 
 # Warnings, each shown once
 SKIPS = "skipped {number:.0f} minibatches with a NaN or infinite gradient (policy/skipped_minibatches counts them)"
@@ -44,7 +44,7 @@ WARP_LIMIT = (
 )
 PAYS_TO_FAIL = (
     "mean return is {loss:.3g} and episodes end after {steps:.0f} of {limit} steps: a policy gains by failing early."
-    " Reward every step that is survived, or lower the costs (reward/ columns of metrics.csv)"
+    " Reward every survived step, or lower the penalties (reward/ columns of metrics.csv)"
 )
 
 CAUSES = {  # by `cause` of the NaN guard
@@ -57,7 +57,7 @@ CAUSES = {  # by `cause` of the NaN guard
 class Logger:
     """Recorder of rows and warnings, silent except on rank 0.
 
-    `earlier` is the logger's part of the checkpoint that the run continues from in its own folder, else empty.
+    `earlier` holds the logger's checkpoint entries if the run continues in its own folder, else nothing.
     """
 
     def __init__(self, run: RunView, run_dir: RunDir, earlier: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Logger:
         return self
 
     def start(self, run: RunView, *, continues: bool) -> None:
-        """Show the banner and open the writers; `continues` means that the folder is from an earlier start."""
+        """Show the banner and open the writers; `continues`: the folder is from an earlier start."""
         folder, name = ("", *self.run_dir.path.parts)[-2:]
         title = f"{run.start.task_name} · {name if folder in ('', run.start.task_name) else f'{folder}/{name}'}"
         self.console.start(banner(run, self.run_dir, continues=continues), title)
@@ -187,9 +187,9 @@ class Logger:
         return {"wandb_id": self._wandb_id, "best_evaluation": self.checkpoints.best_evaluation}
 
     def finish(self, run: RunView, *, left: bool = False) -> Row:
-        """Show commands for the run and return the last row; `left` means that the next iteration was aborted."""
+        """Show commands for the run and return the last row; `left`: the next iteration was aborted."""
         last = self.checkpoints.saved
-        newest = "there is no checkpoint" if last is None else f"the newest checkpoint is of iteration {last}"
+        newest = "there is no checkpoint" if last is None else f"the newest checkpoint is from iteration {last}"
         if left:
             self.console.info(f"aborted iteration {run.iteration + 1}; {newest}")
         elif last != run.iteration:
@@ -212,7 +212,7 @@ class Logger:
     def _next(self, run: RunView) -> list[str]:
         folder = str(self.run_dir)
         plot = f"{command('plot')} {shlex.quote(folder)}"
-        further = [f"max_iterations={2 * run.iteration}"] if run.complete else []  # else it ends at once
+        further = [f"max_iterations={2 * run.iteration}"] if run.complete else []  # else the run would end immediately
         if self._script_has:
             arguments = ", ".join(["...", f"checkpoint={folder!r}", *further])
             return [f"gpusim_rl.train({arguments})  in the script with its {self._script_has}", plot]

@@ -23,7 +23,7 @@ RESUMES_APART = 7_919  # seed offset per iteration of a resumed run
 
 
 def resumed_seed(seed: int, iteration: int) -> int:
-    """Return the seed of envs that begin new episodes at an iteration: a resumed run draws new numbers."""
+    """Return the seed of envs that begin new episodes at an iteration: a resumed run draws new random numbers."""
     return (seed + iteration * RESUMES_APART) % 2**31
 
 
@@ -47,7 +47,7 @@ def make_env(start: RunStart) -> Environment:
 
 
 def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environment:
-    """Wrap envs so that the policy sees features of a frozen encoder in place of images (`pretrained.freeze`)."""
+    """Wrap envs so that the policy sees features of a frozen encoder instead of images (`pretrained.freeze`)."""
     cfg, name = spec.cfg.pretrained, encoder_for(spec)
     if not cfg.freeze or name is None:
         return env

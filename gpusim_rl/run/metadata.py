@@ -19,11 +19,11 @@ OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT
 
 
 def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str, str]]:
-    """Return at most 12 labels and texts; `continues` means that the run folder is from an earlier start."""
+    """Return at most 12 labels and texts; `continues`: the run folder is from an earlier start."""
     start, cfg, env = run.start, run.cfg, run.env
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items() if size)
     sizes += "".join(f", {name} {'x'.join(map(str, shape))}" for name, shape in env.images.items())
-    ignored = "" if cfg.seed in (-1, start.seed) else f" (the checkpoint's; seed={cfg.seed} is ignored)"
+    ignored = "" if cfg.seed in (-1, start.seed) else f" (from the checkpoint; seed={cfg.seed} is ignored)"
     threads, chosen = torch.get_num_threads(), _precision(run)
     learner = f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}"
     learner += f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
@@ -47,7 +47,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     if start.resumed:
         checkpoint = start.spec.checkpoint
         branch = "" if continues or checkpoint is None else f" of {checkpoint.file}, in a new run folder"
-        episodes = "" if env.resumable else "; new episodes begin, because these envs cannot be restored"
+        episodes = "" if env.resumable else "; starting new episodes, because these envs cannot be restored"
         lines.append(("resumed", f"at iteration {run.iteration}{branch}{episodes}"))
     lines.append(("run", str(run_dir)))
     return lines
@@ -62,7 +62,7 @@ def _untuned(run: RunView) -> str:
     others = [name for name in ALGORITHMS if name in tuned]
     if {run.cfg.algo, algorithm_of(spec.algorithm_class)} & tuned.keys() or not others:
         return ""
-    return f"; the task has tuned values for {' and '.join(others)} only"
+    return f"; the task has tuned values only for {' and '.join(others)}"
 
 
 def _setting(run: RunView) -> str:

@@ -17,7 +17,7 @@ from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.writers import Row
 
 WINDOW = 100  # episodes in the mean return; records and thresholds need a full window
-TRIMMED = 0.05  # share left out at each end: a few absurd rewards must not set a record that no policy would beat
+TRIMMED = 0.05  # fraction left out at each end: a few absurd rewards must not set an unbeatable record
 
 
 class EpisodeWindow:
@@ -27,7 +27,7 @@ class EpisodeWindow:
         self.size = size
         self._running = torch.zeros(2, num_envs, device=device)
         self.episode_return, self.episode_length = self._running  # of running episodes
-        self.ring = torch.zeros(2, size + 1, device=device)  # the last slot takes steps that end no episode
+        self.ring = torch.zeros(2, size + 1, device=device)  # the last slot takes steps that do not end an episode
         self.total = torch.zeros((), dtype=torch.int64, device=device)
 
     def record(
@@ -35,7 +35,7 @@ class EpisodeWindow:
     ) -> None:
         """Add the steps of a rollout; `counts` excludes episodes cut by a staggered start or a diverged simulation."""
         # Return and length up to each step, [time, 2, envs]. Multiplying by 0 resets them in one kernel; an infinite
-        # reward spoils no later rollout.
+        # reward does not affect later rollouts.
         sums = torch.stack([reward, torch.ones_like(reward)], dim=1)
         continues = (~done).to(sums.dtype)[:, None].unbind()
         first, *later = now = sums.unbind()
@@ -90,7 +90,7 @@ class EpisodeWindow:
 class RolloutSums:
     """Sums of an actor's rollout."""
 
-    episodes: list[list[float]]  # returns and lengths of finished episodes, as many as a window holds
+    episodes: list[list[float]]  # returns and lengths of finished episodes, at most a window
     sums: dict[str, Any]  # numbers or lists of them
     terms: dict[str, float]  # reward terms, summed over steps and envs
     steps: int
@@ -100,7 +100,7 @@ class Metrics:
     """Device accumulators of one row per log interval.
 
     On CUDA a row is copied to pinned memory and read one interval later, so the loop never waits for it. With
-    `late_names`, envs may add names at any step, and differently by process.
+    `late_names`, envs may add names at any step, and processes may differ.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Metrics:
         self._stat_names: list[str] = []
         self._latest: dict[str, Tensor] = {}
         self._checked: set[str] = set()  # names of validated statistics
-        self._steps = torch.zeros((), device=device)  # counted by graphs
+        self._steps = torch.zeros((), device=device)  # on the device, so that graphs count
         self._taken = 0  # episodes that `take` has returned
         self._in_flight: tuple[Any, list[str], Tensor] | None = None
         self._arrival: torch.cuda.Event | None = None
@@ -179,7 +179,7 @@ class Metrics:
                 self._latest[name] = value
 
     def take(self) -> RolloutSums:
-        """Return the sums since the last call for `add` in another process; waits for the device."""
+        """Return the sums since the last call, for `add` in another process; waits for the device."""
         total = int(self.episodes.total)  # whole episodes; `episode/ended` includes others
         ended, self._taken = total - self._taken, total
         sums = {name: value.tolist() for name, value in self._sums.items()}
@@ -191,7 +191,7 @@ class Metrics:
         return taken
 
     def add(self, taken: RolloutSums) -> None:
-        """Add a rollout of as many envs in another process, in one asynchronous copy."""
+        """Add a rollout of equally many envs from another process, in one asynchronous copy."""
         sums = {name: value if isinstance(value, list) else [value] for name, value in taken.sums.items()}
         returns, lengths = taken.episodes
         lists = [[*returns, *lengths], *sums.values(), [*taken.terms.values()]]
@@ -224,9 +224,9 @@ class Metrics:
         return {name: float(value) for name, value in self._sums.items() if name.startswith("check/")}
 
     def flush(self, host: Any, extra: Mapping[str, Tensor]) -> list[tuple[Any, Row]]:
-        """End an interval, with more device scalars for its row.
+        """End an interval, adding device scalars `extra` to its row.
 
-        Return the rows that have arrived, with their `host` values: on the CPU this one, on CUDA the one before.
+        Return the rows that have arrived, with their `host` values: on the CPU this one, on CUDA the previous one.
         """
         collective = self._collective
         if self._late_names:
@@ -292,7 +292,7 @@ class Metrics:
 
 
 def _row(names: list[str], values: Tensor) -> Row:
-    """Convert NaN of episodes and tasks to None: no episode has ended, or no env had a number."""
+    """Convert NaN in episode and task metrics to None: no episode has ended, or no env reported a value."""
     return {
         name: None if name.startswith(("episode/", "task/")) and math.isnan(value) else value
         for name, value in zip(names, values.tolist(), strict=True)

@@ -1,10 +1,10 @@
-"""Phases of an iteration, without torch: tools that read runs import this."""
+"""Phases of an iteration. Free of torch, for tools that read runs."""
 
 PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "actors", "update", "log")
-# `rollout`: simulate and policy in one graph; `actors`: waiting for rollouts of actors
+# `rollout`: simulate and policy in one graph; `actors`: waiting for actors' rollouts
 
 ITERATION = "iteration"  # range around all phases
-OUTSIDE = "outside phases"  # part of an iteration in none of its phases
+OUTSIDE = "outside phases"  # part of an iteration outside all phases
 
 _REPORTED_AS = {"simulate": "rollout", "policy": "rollout", ITERATION: OUTSIDE}
 

@@ -13,7 +13,7 @@ from gpusim_rl.run.logger import Logger
 from gpusim_rl.run.run_view import RunView
 from gpusim_rl.run.timing import PhaseTimer
 
-PREFIX = "phase/"  # of our ranges in a trace
+PREFIX = "phase/"  # prefix of our ranges in a trace
 WARM_UP = 4  # iterations before a trace: compilation, captures and allocations
 
 
@@ -24,11 +24,11 @@ def phase_range(phase: str) -> AbstractContextManager[Any]:
 
 def make_profiler(device: torch.device, **settings: Any) -> torch.profiler.profile:
     """Make a profiler of the host and, on CUDA, of all work on the device, including Warp's."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it writes its stages to stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences messages on stderr
     activities = [torch.profiler.ProfilerActivity.CPU]
     cuda = device.type == "cuda"
     if cuda:
-        # A profiler that is taken down and set up again between replays of graphs crashes or sees nothing.
+        # Tearing the profiler down and setting it up again between graph replays crashes or records nothing.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -86,7 +86,7 @@ class _Recorder:
             folder.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(folder / "trace.json.gz"))
         except (OSError, RuntimeError) as error:
-            self._log.console.warn(f"no trace in {folder}: {error}")
+            self._log.console.warn(f"cannot write a trace to {folder}: {error}")
             return
         iterations = f"{self._first}" if self._iteration <= self._first else f"{self._first} to {self._iteration}"
         file = f"{self._log.run_dir}/profile/trace.json.gz"

@@ -13,7 +13,7 @@ from gpusim_rl.run.stop_signal import StopSignal
 
 
 class Reporter:
-    """Publisher of the rows of a training; stops a training that has nothing left to learn from."""
+    """Publisher of a training's rows; stops a training without samples to learn from."""
 
     def __init__(self, intervals: LogIntervals, task_name: str, stop_signal: StopSignal) -> None:
         self.finite_check = FiniteCheck(task_name)

@@ -1,4 +1,4 @@
-"""Run folder: all files to play, resume or repeat a run (docs/outputs.md). It is never overwritten."""
+"""Run folder: all files needed to play, resume or repeat a run (docs/outputs.md). It is never overwritten."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gpusim_rl.files import paths, safe_open
 from gpusim_rl.files.provenance import describe_environment, git_state
 from gpusim_rl.run.run_spec import RunSpec
 
-ENCODER = "encoder.pt"  # copy of the file of a frozen encoder
+ENCODER = "encoder.pt"  # copy of a frozen encoder's file
 LOCK = "lock"  # file in a run folder while a process trains there
 MAX_EARLIER = 100  # starts listed in env.json
-PER_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps of earlier starts
+PER_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps for earlier starts
 
 
 class RunDir:
@@ -39,7 +39,7 @@ class RunDir:
         """Make `<base>/<name>/<time>/` with the files that describe the run; `<base>/<task>/latest` links to it."""
         for part in (name, task):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", part) or part in (".", ".."):
-                raise ConfigError("invalid name of a run folder", expected="A-Z a-z 0-9 . _ -", got=part)
+                raise ConfigError("invalid run folder name", expected="A-Z a-z 0-9 . _ -", got=part)
         run = None
         try:
             run = cls(_new_folder(base / name))
@@ -57,10 +57,10 @@ class RunDir:
     @classmethod
     @contextmanager
     def of(cls, spec: RunSpec, digest: str | None = None, *, trains: bool = True) -> Iterator[tuple[RunDir, bool]]:
-        """Lock the folder of a run, an existing one if it continues from its last checkpoint; yield whether it existed.
+        """Lock a run's folder, the existing one if it continues from its last checkpoint; yield whether it existed.
 
         `digest` is that of the loaded checkpoint. Unless the call `trains`, the folder keeps its settings: a smaller
-        `max_iterations` would end the next start at once.
+        `max_iterations` would end the next start immediately.
         """
         from gpusim_rl.files.checkpoint_file import digest_of  # torch
 
@@ -79,7 +79,7 @@ class RunDir:
         run_dir = cls(start.run_dir)
         with run_dir.locked():
             if digest_of(start.file) != digest:
-                problem = "was trained further by another process just now"
+                problem = "another process has just trained it further"
                 raise ConfigError(problem, key=str(run_dir), hint="Try the command again")
             try:
                 for folder in (run_dir.path, run_dir.checkpoints):
@@ -92,7 +92,7 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, which the OS releases when its process dies."""
+        """Hold the folder's lock, which the OS releases when the process dies."""
         try:
             file = self._lock()
         except OSError as error:
@@ -117,7 +117,7 @@ class RunDir:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip()
                 file.close()
-                problem = f"is being trained by {holder or 'another process'}; only one process may train in it"
+                problem = f"{holder or 'another process'} is training in this folder; only one process can"
                 raise ConfigError(problem, key=str(self), hint=self._branch())
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
@@ -135,13 +135,13 @@ class RunDir:
         """Return advice to continue from another checkpoint in a new folder, if there is one."""
         others = sorted(path.name for path in self.checkpoints.glob("*.pt") if path.name != "last.pt")
         word = shlex.quote(f"checkpoint={self}/checkpoints/{others[-1]}") if others else ""
-        return f"Try {word}{more}, which begins a new folder" if others else ""
+        return f"Try {word}{more}, which starts a new folder" if others else ""
 
     def resume(self, *, config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-        """Record settings, machine and code of a resumed run; `earlier` in env.json lists the starts before."""
+        """Record settings, machine and code of a resumed run; `earlier` in env.json lists previous starts."""
         for path in (self.config_yaml, self.overrides_yaml):
             if path.exists() and safe_open.read_intact(path) is None:
-                warn(f"{path} was changed and is replaced; {safe_open.keep_damaged(path)} is a copy")
+                warn(f"{path} was modified and is replaced; {safe_open.keep_damaged(path)} is a copy")
         try:
             before = self.environment
         except (OSError, ValueError) as error:  # edited or lost
@@ -154,7 +154,7 @@ class RunDir:
         self._describe(config, overrides, {**before, "earlier": earlier})
 
     def _describe(self, config: Mapping[str, Any], overrides: Sequence[str], before: Mapping[str, Any]) -> None:
-        """Write settings, code and machine of a start; `before` are entries of env.json to keep."""
+        """Write settings, code and machine of a start; `before` holds entries of env.json to keep."""
         for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
             with safe_open.replacing(path) as file:
                 file.write(safe_open.dump_yaml(value))
@@ -217,8 +217,8 @@ def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
     """Resolve a run folder, a checkpoint or a task to its run folder and checkpoint."""
     checkpoint = paths.find_checkpoint(name, base)
     if checkpoint.run_dir is None or not (checkpoint.run_dir / "config.yaml").is_file():
-        problem, expected = "is not in a run folder", "<run>/checkpoints/<name>.pt and <run>/config.yaml"
-        hint = "Try the file in the folder of its run"
+        problem, expected = "not in a run folder", "<run>/checkpoints/<name>.pt and <run>/config.yaml"
+        hint = "Try the checkpoint in its own run folder"
         raise ConfigError(problem, key=str(checkpoint.file), expected=expected, hint=hint)
     return RunDir(checkpoint.run_dir), checkpoint.file
 

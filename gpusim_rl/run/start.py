@@ -36,7 +36,7 @@ class RunStart:
     compile: CompileChoice
     resumed: bool = False
     iteration: int = 0  # iterations done before this start
-    regrouped: bool = False  # whether the number of processes has changed: new episodes begin, with other noise
+    regrouped: bool = False  # whether the number of processes has changed: new episodes begin, with new noise
     digest: str | None = None  # of the checkpoint's file
 
     @property

@@ -1,4 +1,4 @@
-"""Stop by Ctrl-C, SIGTERM or SIGHUP: after the current iteration, or before its end if it is long."""
+"""Stop by Ctrl-C, SIGTERM or SIGHUP: after the current iteration, or earlier if it is long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from gpusim_rl.errors import say
 
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)  # not every system has it
-LONG_S = 10.0  # iterations that take longer are not finished: schedulers kill soon after SIGTERM
+LONG_S = 10.0  # longer iterations are aborted: schedulers kill soon after SIGTERM
 
 
 class IterationLeftError(Exception):
@@ -22,7 +22,7 @@ class IterationLeftError(Exception):
 
 
 class StopSignal:
-    """Handler of the first signal in its block; a second one ends the process at once."""
+    """Handler for the first signal in a block; a second one ends the process immediately."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # of the signal
@@ -53,7 +53,7 @@ class StopSignal:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Exclude the block from the iteration's time, as for writing a checkpoint."""
+        """Exclude the block from the iteration's time, such as writing a checkpoint."""
         self._aside_since = began = time.perf_counter()
         try:
             yield
@@ -85,4 +85,4 @@ class StopSignal:
         self.number = number
         during = "during this iteration, because it is long; the last checkpoint remains"
         moment = during if self.long else "after this iteration, with a checkpoint"
-        self.notify(f"stopping {moment}; a second signal stops at once")
+        self.notify(f"stopping {moment}; a second signal stops immediately")

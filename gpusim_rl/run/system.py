@@ -1,4 +1,4 @@
-"""Load of the machine during a run."""
+"""Machine load during a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHILDREN_EVERY = 10  # samples between searches for children, in which psutil re
 class SystemMonitor:
     """Background thread that samples CPU and GPU load every `interval_s` [s].
 
-    CPU (100 %: all available CPUs) and memory are of this process and its children; the rest is the machine's.
+    CPU (100 %: all available CPUs) and memory cover this process and its children; the rest is machine-wide.
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SAVE_ALL = "GPUSIM_RL_SAVE_ALL"  # environment variable that exempts numbered checkpoints; a search copies them
-BURST_S = 2.0  # work without waiting, for the checkpoints of short runs
+BURST_S = 2.0  # work without waiting, for checkpoints of short runs
 
 
 class TimeShare:

@@ -103,7 +103,7 @@ class PhaseTimer:
         self._began += self._entered - left
 
     def flush(self) -> Durations:
-        """End an interval and begin the next, usually within `log`, whose time is split."""
+        """End an interval and begin the next, usually within `log`, whose time is split between them."""
         now = time.perf_counter()  # for both, or the phase might be longer than its interval
         if self._inside is not None:
             self._add_host_time(now)

@@ -33,7 +33,7 @@ PER_PROCESS = ("algorithm", "env", "torch_rng", "metrics")  # per-process entrie
 
 
 class Trainer:
-    """Training of one task by one algorithm, new or from `state`. Building it leaves nothing on disk."""
+    """Training of one task with one algorithm, new or from `state`. The constructor writes nothing to disk."""
 
     def __init__(self, start: RunStart, collector: Collector, state: Mapping[str, Any] | None = None) -> None:
         self.start, self.collector, self.cfg = start, collector, start.cfg
@@ -145,7 +145,7 @@ class Trainer:
         self.collector.close()
 
     def view(self) -> RunView:
-        """Return a view of the run as it is now."""
+        """Return a view of the run's current state."""
         return RunView(
             start=self.start,
             env=self.env,
@@ -174,9 +174,9 @@ class Trainer:
         self.algorithm.load_state_dict(checkpoint.clear_entries(state["algorithm"], checkpoint.EPISODES))
         if regrouped:
             self._seed_noise()
-        problem = f"no gradient has been finite for some iterations, up to {row.iterations[-1]}"
-        restored = f"restored the learner of iteration {state['iteration']}"
-        log.console.warn(f"{problem}: {restored}; the next time ends the run")
+        problem = f"no gradient was finite for several iterations, up to {row.iterations[-1]}"
+        restored = f"restored the learner from iteration {state['iteration']}"
+        log.console.warn(f"{problem}: {restored}; if it happens again, the run ends")
 
     def save(self, log: Logger, *, final: bool = False) -> None:
         """Publish pending rows, which a resumed run cannot reproduce; save if `final` or still learning."""
@@ -197,7 +197,7 @@ class Trainer:
 
     @property
     def stopping(self) -> bool:
-        """True if a signal has requested the end; with several processes, by their last agreement."""
+        """True if a signal has requested a stop; with several processes, as they last agreed."""
         return self._others_stop if self.start.collective.size > 1 else self.stop_signal.number is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Writers of a run's numbers: metrics.csv, Weights & Biases, TensorBoard."""
+"""Writers of a run's metrics: metrics.csv, Weights & Biases, TensorBoard."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Row = dict[str, int | float | None]  # metrics of one log interval by name; None
 
 INIT_TIMEOUT_S = 20.0  # for the W&B server to accept a run
 FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
-OFFLINE_MODES = ("offline", "dryrun", "disabled")  # modes of W&B that send nothing
-CELL = re.compile(r"(-?([0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,4})?|inf|nan))?")  # of metrics.csv
+OFFLINE_MODES = ("offline", "dryrun", "disabled")  # W&B modes without uploads
+CELL = re.compile(r"(-?([0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,4})?|inf|nan))?")  # cell of metrics.csv
 
 
 class Writer(Protocol):
@@ -36,13 +36,13 @@ class Writer(Protocol):
 
     name: str  # in messages
     failures: tuple[type[Exception], ...] = (OSError,)  # external ones, such as a full disk
-    retries: bool = False  # whether it keeps rows after a failure and tries again; if not, it is dropped
+    retries: bool = False  # whether it keeps rows after a failure and retries; if not, it is dropped
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Prepare for a run with this composed config."""
 
     def write(self, iteration: int, row: Row) -> None:
-        """Write the row of an iteration; iterations only grow."""
+        """Write the row of an iteration; iterations increase."""
 
     def show(self, iteration: int, video: Path) -> None:
         """Show a video (mp4) of the policy."""
@@ -52,7 +52,7 @@ class Writer(Protocol):
 
 
 class Writers:
-    """All writers of a run; one that fails (full disk, dead network) causes a warning, and training continues."""
+    """All writers of a run; a failing one (full disk, dead network) causes a warning, and training continues."""
 
     def __init__(self, writers: Iterable[Writer], warn: Callable[[str], None]) -> None:
         self._writers, self._warn = list(writers), warn
@@ -98,7 +98,7 @@ class Writers:
                         writer.close(1)
                 elif name not in self._failing:
                     self._failing.add(name)
-                    self._warn(f"cannot write {name} ({reason}); rows are kept in memory for another try")
+                    self._warn(f"cannot write {name} ({reason}); rows are kept in memory for a retry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class CsvContent:
 
 
 def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
-    """Read a metrics.csv up to damage or an iteration; raise ConfigError above `METRICS_BYTES`."""
+    """Read a metrics.csv up to damage or iteration `until`; raise ConfigError above `METRICS_BYTES`."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > METRICS_BYTES:
             raise ConfigError(f"larger than any run writes ({METRICS_BYTES} bytes)", key=str(path))
@@ -147,7 +147,7 @@ def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
 
 
 def _columns(header: bytes) -> list[str]:
-    """Return the column names, or nothing if the header is damaged."""
+    """Return the column names, or an empty list if the header is damaged."""
     try:
         names = next(csv.reader([header.decode(errors="replace").rstrip("\r\n")]), [])
     except csv.Error:
@@ -157,7 +157,7 @@ def _columns(header: bytes) -> list[str]:
 
 
 class CsvWriter(Writer):
-    """Writer of metrics.csv: rows are on disk when `write` returns, and equal runs give equal bytes.
+    """Writer of metrics.csv: rows are on disk when `write` returns, and identical runs give identical bytes.
 
     Columns keep the order of their first appearance; late ones are empty in earlier rows. Rows after `resumed_at` are
     dropped, because the run repeats them.
@@ -175,7 +175,7 @@ class CsvWriter(Writer):
         self._waiting: list[Row] = []  # not yet in the file
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Cut the file of a resumed run back to its checkpoint."""
+        """Truncate the file of a resumed run to its checkpoint."""
         self._flush()
 
     def write(self, iteration: int, row: Row) -> None:
@@ -200,11 +200,11 @@ class CsvWriter(Writer):
         self._waiting.clear()
 
     def _cut(self, iteration: int) -> None:
-        """Drop rows after an iteration or behind damage; keep a copy of the file if rows are lost."""
+        """Drop rows after an iteration or after damage; keep a copy of the file if rows are lost."""
         there = self._path.exists()
         content = read_csv(self._path, iteration) if there else CsvContent([], bytearray(), None)
         before, last = [0, 0, *(int(row[0]) for row in content.rows())][-2:]
-        lost = last <= iteration - max(self._interval, last - before)  # rows may be of another `log.interval`
+        lost = last <= iteration - max(self._interval, last - before)  # rows may have another `log.interval`
         kept = f"; {keep_damaged(self._path)} is a copy of the damaged file" if there and lost else ""
         if there:
             with replacing(self._path) as file:
@@ -288,7 +288,7 @@ class WandbWriter(Writer):
         }
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Open the run and show where its data are."""
+        """Open the run and show where its data go."""
         mode, reason = wandb_mode()
         try:
             self._run = self._open(mode, config)
@@ -364,5 +364,5 @@ def _csv_lines(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def _csv_text(value: int | float | None) -> str:
-    """Format a number so that reading gives it back exactly; None is empty."""
+    """Format a number so that parsing restores it exactly; None is empty."""
     return "" if value is None else str(value) if isinstance(value, int) else repr(float(value))

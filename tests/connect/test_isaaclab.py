@@ -44,7 +44,7 @@ def test_training_logs_isaac_lab_metrics(isaaclab, run_dir):
 
 def test_run_is_resumed_evaluated_exported_and_recorded(isaaclab, run_dir):
     resumed = isaaclab.run("train.py", f"checkpoint={run_dir}", "max_iterations=10", "trust=true")
-    assert "new episodes begin" in resumed.stdout + resumed.stderr
+    assert "starting new episodes" in resumed.stdout + resumed.stderr
     assert isaaclab.last_row(run_dir)["iteration"] == "10"
     isaaclab.run("train.py", f"checkpoint={run_dir}", "test=true", "trust=true")
     result = json.loads((run_dir / "evaluation.json").read_text())

@@ -42,7 +42,7 @@ def test_training_logs_mjlab_metrics(mjlab, run_dir):
 
 def test_run_is_resumed_evaluated_exported_and_recorded(mjlab, run_dir):
     resumed = mjlab.run("train.py", f"checkpoint={run_dir}", "max_iterations=8")
-    assert "new episodes begin" in resumed.stdout + resumed.stderr
+    assert "starting new episodes" in resumed.stdout + resumed.stderr
     assert mjlab.last_row(run_dir)["iteration"] == "8"
     mjlab.run("train.py", f"checkpoint={run_dir}", "test=true")
     assert json.loads((run_dir / "evaluation.json").read_text())["length_mean"] == 20.0
