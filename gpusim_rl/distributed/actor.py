@@ -29,7 +29,7 @@ from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.trust import refuse_classes_of_script
 from gpusim_rl.spaces import ActionSpace, ImageShape
 
-PROGRESS_S = 10.0  # interval at which the first actor sends its env state (curriculum levels and so on) [s]
+PROGRESS_S = 10.0  # interval at which the first actor sends its env state (such as curriculum levels) [s]
 Warned = tuple[str, str]  # template and text of a warning
 
 
@@ -41,12 +41,12 @@ class ActorJob:
     number: int  # from 0
     num_actors: int
     seed: int  # of the run
-    attempt: int = 0  # earlier starts of the actor
+    attempt: int = 0  # number of earlier starts
 
 
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
-    """Envs of an actor that is ready, sent after every (re)start."""
+    """Description of a ready actor's envs, sent after every (re)start."""
 
     actor: int
     obs_sizes: dict[str, int]
@@ -142,11 +142,11 @@ class Actor:
         return EnvDescription(self._number, *spaces, *steps, env.summary, recording, env.state_dict())
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return the state that `rollout` acts by."""
+        """Return the state that `rollout` needs to act."""
         return self._remote.acting_state()
 
     def rollout(self, version: int, state: Mapping[str, Tensor]) -> SentRollout:
-        """Record a rollout by the learner's state; the next rollout overwrites its tensors."""
+        """Record a rollout with the learner's state; the next rollout overwrites its tensors."""
         began = time.monotonic()
         waited_s = began - self._idle_since
         self._remote.load_acting_state(state)
@@ -180,7 +180,7 @@ class Actor:
 def tensor_of(array: np.ndarray) -> Tensor:
     """Wrap an array as a tensor without a copy; in Ray's object store it is read-only."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of read-only arrays
+        warnings.simplefilter("ignore")  # torch warns about read-only arrays
         return torch.from_numpy(array)
 
 

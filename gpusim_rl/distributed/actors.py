@@ -41,7 +41,7 @@ def _for_actors(spec: RunSpec) -> RunSpec:
         problem = f"algo={cfg.algo} learns only from rollouts of its newest policy"
         raise ConfigError(problem, key=f"actors={engine}", hint="Try algo=impala, or actors=none")
     if (cfg.sim_device or "cpu") not in ("cpu", "auto"):
-        raise ConfigError(f"actors={engine} step on CPUs", key=f"sim_device={cfg.sim_device}", hint="Try cpu")
+        raise ConfigError(f"actors={engine} steps envs on CPUs", key=f"sim_device={cfg.sim_device}", hint="Try cpu")
     return dataclasses.replace(spec, cfg=dataclasses.replace(cfg, sim_device="cpu"))
 
 

@@ -1,4 +1,4 @@
-"""Data parallelism under torchrun: every process steps its own envs, all learn one policy."""
+"""Data parallelism under torchrun: every process steps its own envs, and all learn one policy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUN_DIR = "gpusim_rl/run_dir"  # key of the run folder in torchrun's store, whic
 
 
 class Processes(Collective):
-    """Processes of torchrun: sums by NCCL on CUDA, else by gloo; host values always by gloo."""
+    """Processes started by torchrun: sums use NCCL on CUDA, else gloo; host values always use gloo."""
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
@@ -78,7 +78,7 @@ class Processes(Collective):
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Return for each flag whether any process has it set."""
+        """Return whether any process has each flag set."""
         numbers = torch.tensor(flags, dtype=torch.int32)
         distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=self._host)
         return tuple(bool(number) for number in numbers.tolist())
@@ -96,7 +96,7 @@ def _add_up(flat: Tensor) -> None:
 def joined(spec: RunSpec) -> Iterator[Collective]:
     """Connect the processes of a run; yield `ALONE` without `multi_gpu`.
 
-    Raises ConfigError if the processes or their settings do not fit.
+    Raises ConfigError if the processes or their settings do not match.
     """
     cfg, started = spec.cfg, "TORCHELASTIC_RUN_ID" in os.environ
     count = int(os.environ.get("WORLD_SIZE", "1")) if started else 1
@@ -111,12 +111,12 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
         hint = f"Try torchrun --nproc-per-node=2 train.py {shlex.quote(run)} multi_gpu=true, or multi_gpu=false"
         raise ConfigError("torchrun must start the processes", key="multi_gpu=true", hint=hint)
     if not declarations(type(cfg.algorithm)).data_parallel:
-        raise ConfigError(f"algo={cfg.algo} is not data parallel", key="multi_gpu=true", hint="Try multi_gpu=false")
+        raise ConfigError(f"not supported by algo={cfg.algo}", key="multi_gpu=true", hint="Try multi_gpu=false")
     on_cuda = _choose_gpu(cfg)
     heartbeat = Heartbeat(_connect("nccl" if on_cuda else "gloo"), int(os.environ["RANK"]), count, cfg.lost_after_s)
     try:
         processes = Processes()
-        _check_equal(processes, spec)  # also a barrier: afterwards all processes beat
+        _check_equal(processes, spec)  # also a barrier: afterwards, all processes send beats
         with heartbeat:
             yield processes
     except RuntimeError as error:
@@ -147,7 +147,7 @@ def _connect(backend: str) -> Store:
 
 
 def _agree(store: Store, rank: int, size: int) -> str:
-    """Return a random word for this start, equal in all processes.
+    """Return a random word for this start, the same in all processes.
 
     torchrun's restart count differs on machines that lost no process.
     """
@@ -171,8 +171,8 @@ def _choose_gpu(cfg: RunConfig) -> bool:
     """Assign each process of a machine a GPU; return whether the learner is on it."""
     for key in ("device", "sim_device", "rl_device"):
         if ":" in (device := getattr(cfg, key) or ""):
-            hint = f"With multi_gpu=true each process takes a GPU. Try {key}=cuda"
-            raise ConfigError("one GPU for all processes", key=f"{key}={device}", hint=hint)
+            hint = f"With multi_gpu=true, each process uses its own GPU. Try {key}=cuda"
+            raise ConfigError("the same GPU for all processes", key=f"{key}={device}", hint=hint)
     if "cpu" in (cfg.rl_device, cfg.rl_device or cfg.device) or not torch.cuda.is_available():
         return False
     gpus, local, here = torch.cuda.device_count(), *(int(os.environ[f"LOCAL_{key}"]) for key in ("RANK", "WORLD_SIZE"))
@@ -193,7 +193,7 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
             break
     problem = processes.share(problem)
     if problem is not None:
-        raise ConfigError(f"processes have different settings: {problem}", hint="Try the same command for all")
+        raise ConfigError(f"processes have different settings: {problem}", hint="Try one command for all processes")
 
 
 def continued(arguments: list[str]) -> list[str]:
@@ -209,7 +209,7 @@ def continued(arguments: list[str]) -> list[str]:
 
 
 def _agent_store() -> TCPStore | None:
-    """Return torchrun's own store, if it is used."""
+    """Return torchrun's own store, if used."""
     return _store() if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
 
 

@@ -1,4 +1,4 @@
-"""Engine interface: starts actors and carries their answers."""
+"""Engine interface: starts actors and delivers their answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gpusim_rl.errors import ConfigError
 
 logger = logging.getLogger("gpusim_rl")
 
-MOST_DEATHS = 3  # deaths of an actor that never worked, before the run ends
-MOST_DEATHS_PROVEN = 20  # consecutive deaths at start of an actor that has worked before, if no actor works
-NO_ANSWER = "it did not answer"  # last words of an actor that hung
+MOST_DEATHS = 3  # maximum deaths of an actor that has never worked
+MOST_DEATHS_PROVEN = 20  # maximum consecutive deaths at startup of an actor that has worked before, if no actor works
+NO_ANSWER = "no answer"  # last words of an actor that hung
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Engine(ABC):
         self._silence = Silence(num_actors, timeout_s)
         self._works = [False] * num_actors  # has sent something since its start
         self._proven = set[int]()  # actors that have ever sent something
-        self._deaths = [0] * num_actors  # consecutive deaths at start
+        self._deaths = [0] * num_actors  # consecutive deaths at startup
         self._logged = set[str]()  # templates of actors' warnings
 
     @abstractmethod
@@ -68,16 +68,16 @@ class Engine(ABC):
         self._ask(actor, "step", action)
 
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        """Begin an actor's episodes at the progress of other envs."""
+        """Begin an actor's episodes at the training progress of other envs."""
         self._ask(actor, "begin", progress)
 
     @abstractmethod
     def _ask(self, actor: int, request: str, argument: Any) -> None: ...
 
     def get(self, timeout_s: float) -> list[Answer]:
-        """Return answers, waiting up to `timeout_s` for the first one; replace actors that hang.
+        """Return answers, waiting up to `timeout_s` for the first one; replace hung actors.
 
-        Raises an actor's error that would recur.
+        Raises actor errors that would recur.
         """
         return self._get(timeout_s) + [self._replace(actor, silent_s) for actor, silent_s in self._silence.look()]
 
@@ -89,10 +89,10 @@ class Engine(ABC):
         """Kill and restart an actor that hangs."""
 
     def release(self, rollout: SentRollout) -> None:  # noqa: B027 (optional)
-        """Return the tensors of a copied rollout to its actor."""
+        """Hand the tensors of a copied rollout back to its actor."""
 
     def numbers(self) -> dict[str, float]:
-        """Return values for the log, by name."""
+        """Return metrics by name."""
         return {}
 
     @abstractmethod
@@ -122,10 +122,10 @@ class Engine(ABC):
         self._silence.begins(actor)
         self._deaths[actor] += not self._works[actor]
         self._works[actor] = False
-        # Preemptible nodes may take an actor several times, but one that has worked can work again.
+        # Preemptible nodes may kill an actor several times, but one that has worked can work again.
         proven, deaths = actor in self._proven, self._deaths[actor]
         if deaths >= (MOST_DEATHS_PROVEN if proven else MOST_DEATHS) and not (proven and any(self._works)):
-            when = "in a row at its start, and no actor works any more" if proven else "before it had done anything"
+            when = "in a row at startup, and no actor works any more" if proven else "before doing any work"
             reason = f": {last_words}" if last_words else ""
             raise ConfigError(f"died {deaths} times {when}{reason}", key=f"actor {actor}")
         return Lost(actor, silent_s)

@@ -1,6 +1,6 @@
 """Heartbeats of data-parallel processes: a process that stops beating ends the run everywhere.
 
-An all-reduce waits for the slowest process, whatever holds it up, so a thread of each process beats.
+An all-reduce waits for the slowest process, whatever the reason, so a thread in each process sends beats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if os.getppid() == parent:
 
 
 class Heartbeat:
-    """Heartbeat of a block, which ends the process when another one is silent for `lost_after_s` [s]; sets `over`.
+    """Heartbeat during a block: ends the process if another is silent for `lost_after_s` [s], and sets `over`.
 
     `store` is a dedicated connection to the processes' store: its calls block forever if the store's machine is lost.
     """
@@ -73,9 +73,9 @@ class Heartbeat:
         self._store.set(self._keys[self._rank], f"{self._beats} {self._name}")
 
     def _beat(self) -> None:
-        """Send beats and check those of the others.
+        """Send beats and check those of other processes.
 
-        Timeouts count own beats instead of time: a process that was stopped blames nobody when it resumes.
+        Timeouts count own beats instead of time: a process that was stopped must not blame others when it resumes.
         """
         before, missed = [""] * len(self._keys), [0] * len(self._keys)
         with suppress(RuntimeError):  # `_watch` notices a lost store
@@ -94,13 +94,13 @@ class Heartbeat:
                 if lost and (self._rank == first or max(missed) >= BEATS + 2 * FIRST):
                     self._store.set(self._keys[self._rank], ENDS)
                     names = ", ".join(f"process {rank} {beats[rank].partition(' ')[2]}" for rank in lost)
-                    self._end(f"no sign of life of {names}")
+                    self._end(f"no sign of life from {names}")
             if not self._failed:
                 self._store.set(self._keys[self._rank], LEFT)
 
     def _watch(self) -> None:
         """End the process if the store does not answer, and keep the watchdog quiet."""
-        problem = f"error: {self._who} {self._name} did not run {self._period_text}: it is killed\n"
+        problem = f"error: {self._who} {self._name} did not run {self._period_text}: killing it\n"
         words = [str(os.getpid()), str(BEATS), str(self._period_s), problem]
         before, missed = 0, 0
         enough = BEATS if os.environ["LOCAL_RANK"] == "0" else BEATS + FIRST  # one report per machine

@@ -27,7 +27,7 @@ from gpusim_rl.run.metrics import Metrics
 from gpusim_rl.run.start import SEEDS_APART, RunStart
 
 BACKLOG = 2  # buffers for finished rollouts per actor
-POLL_S = 5e-3  # interval at which freed buffers are noticed [s]
+POLL_S = 5e-3  # poll interval for freed buffers [s]
 CPU = torch.device("cpu")
 
 
@@ -38,11 +38,11 @@ class _ServedActor:
     number: int
     remote: Remote  # with the noise, recurrent state and rollout of this actor
     metrics: Metrics
-    free: deque[list[Tensor]]  # buffers for finished rollouts; without one the actor gets no answer
+    free: deque[list[Tensor]]  # buffers for finished rollouts; without one, the actor has to wait
     alive: bool = False
     obs: dict[str, Tensor] = field(default_factory=dict)
     action: Tensor | None = None
-    ready_since: float | None = None  # begin of the wait for actions; None while it steps
+    ready_since: float | None = None  # start of the wait for actions; None while it steps
     t: int = 0
     version: int = 0
 
@@ -51,7 +51,7 @@ class InferenceRollouts(Rollouts):
     """Rollouts with central inference, as in GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
 
     A thread answers actors in batches: once `max_batch` of them wait, or the first has waited for `max_wait_ms`; with
-    0, all that wait. It acts with a copy of the weights, never with half-updated ones.
+    0, all that are waiting. It acts with a copy of the weights, never with half-updated weights.
     """
 
     def __init__(self, engine: Engine, start: RunStart, seed: int) -> None:

@@ -19,9 +19,9 @@ from gpusim_rl.distributed.tuning import csv_text
 from gpusim_rl.errors import warn
 from gpusim_rl.files.safe_open import load_yaml, open_file
 
-FACTOR = (1.1, 1.5)  # range of the factor or divisor of a logarithmic value
+FACTOR = (1.1, 1.5)  # range of the factor or divisor for log-scale values
 SHARE = (0.1, 0.3)  # step of other values, as a fraction of their range
-TABLE = "population.csv"  # a row per interval of a trial, again if a trial repeats an interval
+TABLE = "population.csv"  # one row per trial and interval; repeated intervals add rows
 LONGEST_ROW = 65_536  # [bytes]
 
 
@@ -58,7 +58,7 @@ def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
 
 
 def settings_of(run: Path, space: Space) -> dict[str, Any] | None:
-    """Read the settings of the space from a run folder; warn and return None if they are outside of it."""
+    """Read a run's values of the searched settings; warn and return None if they are outside the space."""
 
     def is_within(value: Any, allowed: Mapping[str, Any]) -> bool:
         if "choices" in allowed:
@@ -70,12 +70,12 @@ def settings_of(run: Path, space: Space) -> dict[str, Any] | None:
         settings = {key: functools.reduce(lambda node, name: node[name], key.split("."), config) for key in space}
         if all(is_within(value, space[key]) for key, value in settings.items()):
             return settings
-    warn(f"{run}: skipped, because its settings are outside of the search space")
+    warn(f"{run}: skipped, because its settings are outside the search space")
     return None
 
 
 def add_row(folder: Path, row: Mapping[str, Any]) -> None:
-    """Append a row to the table of a study, after removing one that a full disk cut off."""
+    """Append a row to the table of a study, after removing one truncated by a full disk."""
     with open_file(folder / TABLE, "ab+") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - LONGEST_ROW))

@@ -1,6 +1,6 @@
-"""Actors as processes of this machine: `actors=process`.
+"""Actors as processes on this machine: `actors=process`.
 
-Rollout tensors and weights are in shared memory, the rest goes through a pipe. Processes have their own command line,
+Rollout tensors and weights are in shared memory; the rest goes through a pipe. Processes start from a command line,
 because multiprocessing would import the user's script in each.
 """
 
@@ -28,7 +28,7 @@ from gpusim_rl.machine.child import Child, same_import_env
 
 SLOTS = 2  # rollout buffers per actor
 RETRY_S = 1e-4  # retry interval while weights are being written [s]
-MOST_PRINTED = 1_000_000  # limit of an actor's kept output [bytes]
+MOST_PRINTED = 1_000_000  # limit on an actor's kept output [bytes]
 STDERR = 2
 _START = "import sys; from gpusim_rl.distributed.process_engine import main; main(*map(int, sys.argv[1:]))"
 
@@ -36,8 +36,8 @@ _START = "import sys; from gpusim_rl.distributed.process_engine import main; mai
 class SharedWeights:
     """Weights with one writer and many readers, as a sequence lock.
 
-    Readers retry at an odd or changed count, so a process killed during a read blocks nobody. Requires ordered stores
-    between processes, as on x86.
+    Readers retry if the count is odd or changed, so a process killed while reading blocks no one. Requires ordered
+    stores between processes, as on x86.
     """
 
     def __init__(self, memory: SharedMemory, state: Mapping[str, Tensor]) -> None:
@@ -71,7 +71,7 @@ class _Process:
     """Learner's end of an actor process."""
 
     def __init__(self, job: ActorJob, weights: SharedMemory) -> None:
-        ours, theirs = socket.socketpair()  # unlike a pipe, each end sees when the other is gone
+        ours, theirs = socket.socketpair()  # unlike with a pipe, each end detects the loss of the other
         self.job, self.memory = job, SharedMemory()
         fds = theirs.fileno(), weights.fd, self.memory.fd
         threads = str(job.config["actors"]["threads"])
@@ -113,9 +113,9 @@ class _Process:
 
 
 class ProcessEngine(Engine):
-    """Actors in processes of this machine; `pin` registers rollout buffers as pinned memory for CUDA."""
+    """Actors in processes on this machine; `pin` registers rollout buffers as pinned memory for CUDA."""
 
-    waits_for = "It is making its envs"
+    waits_for = "Actors are still creating their envs"
 
     def __init__(self, jobs: Sequence[ActorJob], *, pin: bool) -> None:
         super().__init__(len(jobs), jobs[0].config["actors"]["timeout_s"])

@@ -39,7 +39,7 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
 def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1) -> Iterator[Any]:
     """Connect Ray to a cluster, or to a local one that ends with the block.
 
-    Without `address`, RAY_ADDRESS is used. `num_cpus` is the least number of CPUs that a local cluster hands out.
+    Without `address`, RAY_ADDRESS is used. `num_cpus` is the minimum number of CPUs of a local cluster.
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
     ray = require_ray(needed_by, address)
@@ -62,8 +62,8 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
                     _look_for(address)
                     ray.init(address, **quiet)
             except Exception as error:  # ray.init raises bare Exceptions
-                problem = "Ray does not start on this machine" if address is None else f"no Ray cluster at {address}"
-                hint = "Try again when it is less busy" if address is None else "Try ray status there"
+                problem = "Ray failed to start on this machine" if address is None else f"no Ray cluster at {address}"
+                hint = "Try again when it is less busy" if address is None else "Try ray status on that machine"
                 raise ConfigError(f"{problem}: {first_line(error)}", key=needed_by, hint=hint) from None
         stack.callback(ray.shutdown)
         yield ray
@@ -81,7 +81,7 @@ def same_handler(number: signal.Signals) -> Iterator[None]:
 
 
 def _look_for(address: str) -> None:
-    """Raise OSError for an unreachable address, for which Ray retries for minutes."""
+    """Raise OSError for an unreachable address; Ray itself would retry for minutes."""
     place = re.fullmatch(r"(?:ray://)?([^/]+):(\d+)", address)
     if place is not None:
         socket.create_connection((place[1], int(place[2])), timeout=PATIENCE_S).close()

@@ -20,7 +20,7 @@ UP = "up"
 
 
 class RemoteActor:
-    """Ray actor; after a restart it is blank until asked for its description."""
+    """Ray actor; after a restart, it is empty until asked for its description."""
 
     def __init__(self, job: ActorJob) -> None:
         self._job = job
@@ -31,7 +31,7 @@ class RemoteActor:
         return UP
 
     def call(self, request: str, attempt: int, argument: Any) -> Answer | Failed | None:
-        """Handle a request; errors are answers, since a raised one would restart the actor."""
+        """Handle a request; errors are returned, since a raised error would restart the actor."""
         try:
             if request == "describe":
                 self._actor = Actor(replace(self._job, attempt=attempt))
@@ -50,10 +50,10 @@ class RemoteActor:
 class RayEngine(Engine):
     """Ray actors on this machine or on cluster nodes, which may disappear (spot instances).
 
-    Ray restarts actors without limit, but repeats no call: the work of a dead actor is lost.
+    Ray restarts actors without limit, but does not repeat calls: a dead actor's work is lost.
     """
 
-    waits_for = "It is making its envs, or the cluster has no room: see ray status"
+    waits_for = "Actors are still creating their envs, or the cluster has no free resources: see ray status"
 
     def __init__(self, jobs: Sequence[ActorJob], *, address: str | None) -> None:
         super().__init__(len(jobs), jobs[0].config["actors"]["timeout_s"])
@@ -104,7 +104,7 @@ class RayEngine(Engine):
             return self._restarts(actor, None, "")
         if answer is None:
             return None
-        if answer == UP:  # from here on the actor makes its envs
+        if answer == UP:  # from here on, the actor creates its envs
             self._silence.asked(actor)
             self._ask(actor, "describe", None)
             return None

@@ -35,7 +35,7 @@ RESTARTS = 5  # restarts of a failed trial of a population
 
 
 def tune(search: Search) -> list[str]:
-    """Search on Ray Tune until the study has its trials; return `Study.report`."""
+    """Search on Ray Tune until the study has all its trials; return `Study.report`."""
     with ray_cluster(f"method={search.cfg.method}") as ray, database_errors(search):
         study = Study(replace(search, folder=search.folder.absolute()))
         with open_file(study.search.folder / "ray.lock", "ab") as file:
@@ -75,14 +75,14 @@ def _fit(study: Study, cluster: Mapping[str, float]) -> None:
         ),
     )
     with warnings.catch_warnings(), same_handler(signal.SIGINT):
-        warnings.simplefilter("ignore")  # Ray Tune recommends to reuse processes
+        warnings.simplefilter("ignore")  # Ray Tune recommends reusing processes
         tuner.fit()
     if study.num_ended < search.cfg.trials:
         raise KeyboardInterrupt  # Ray Tune swallows it
 
 
 def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[str, Any]]]:
-    """Return the remaining trials, and checkpoints and settings of those of a population to resume."""
+    """Return the remaining trials; for a population, also checkpoints and settings of trials to resume."""
     search, ended = study.search, {number_of(trial) for trial in study.trials.get_trials(deepcopy=False)}
     left = search.cfg.trials - study.num_ended
     numbers = [number for number in range(len(ended) + left) if number not in ended][:left]
@@ -96,7 +96,7 @@ def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[st
 
 
 def trial_resources(search: Search, cluster: Mapping[str, float]) -> dict[str, float]:
-    """Return the Ray resources of a trial. A population runs at once, so its trials may share CPUs and GPUs."""
+    """Return the Ray resources of a trial. All trials of a population run at once, and may share CPUs and GPUs."""
     together = search.cfg.trials if search.cfg.method == "pbt" else 1
 
     def share(count: float) -> float:
@@ -142,7 +142,7 @@ def make_scheduler(search: Search) -> Any:
 
 
 def _run_options(search: Search, cpus: float) -> tuple[list[str], dict[str, str]]:
-    """Return overrides and variables of a run on this machine, whose trials share its CPUs as under torchrun."""
+    """Return overrides and environment variables of a trial; trials share the machine's CPUs as under torchrun."""
     env = {"LOCAL_WORLD_SIZE": str(max(1, round(available_cpus() / cpus)))}
     if search.cfg.method != "pbt":
         return [], env
@@ -153,7 +153,7 @@ def _trainable(
     ray_tune: Any, search: Search, numbers: Sequence[int], checkpoints: Mapping[int, Path], cpus: float
 ) -> Any:
     """Make Ray Tune's trainable, which follows a run row by row."""
-    cwd = os.getcwd()  # Ray's processes have another one
+    cwd = os.getcwd()  # Ray's processes use another one
     grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
 
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]

@@ -28,7 +28,7 @@ logger = logging.getLogger("gpusim_rl")
 
 PATIENCE_S = 30.0  # interval of messages while waiting for actors or rollouts [s]
 IN_FLIGHT = 2  # rollouts requested from an actor at a time, so that it records while the learner copies
-POLL_S = 0.1  # interval at which the waiting learner notices signals [s]
+POLL_S = 0.1  # interval at which the waiting learner checks for signals [s]
 COPYING_S = 1e-3  # poll interval while copies are under way [s]
 
 
@@ -37,7 +37,7 @@ class Rollouts(ABC):
 
     Attributes:
         envs: Description of the actors' envs; set by `start`.
-        progress: Newest env state from an actor (curriculum levels and so on); set by `start`.
+        progress: Newest env state from an actor (such as curriculum levels); set by `start`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -64,7 +64,7 @@ class Rollouts(ABC):
                 logger.warning("no actor is ready after %.0f s. %s", now - began, self.engine.waits_for)
 
     def begin_from(self, progress: dict[str, Any]) -> None:
-        """Begin all actors' episodes at the progress of other envs; call before the first `publish`."""
+        """Begin all actors' episodes at the training progress of other envs; call before the first `publish`."""
         self.progress, self._continues = progress, [True] * self.engine.num_actors
 
     def _begin(self, actor: int) -> None:
@@ -92,7 +92,7 @@ class Rollouts(ABC):
         """Hand the tensors of a copied rollout back to its actor."""
 
     def numbers(self) -> dict[str, float]:
-        """Return values for the log since the last call."""
+        """Return metrics since the last call."""
         faults = {"actors/restarts": float(self._restarts), "actors/lost_rollouts": float(self._lost_rollouts)}
         return faults | self.engine.numbers()
 
@@ -102,7 +102,7 @@ class Rollouts(ABC):
 
 
 class ActorsRollouts(Rollouts):
-    """Rollouts of actors that act by themselves, with the newest policy at the start (with Ray: at the request)."""
+    """Rollouts of actors that run the policy, with the newest weights at the start (with Ray: at the request)."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -113,7 +113,7 @@ class ActorsRollouts(Rollouts):
 
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
         self.engine.publish(version, state)
-        early, self._early = self._early, []  # with weights, the actors may begin
+        early, self._early = self._early, []  # with weights, the actors can begin
         for answer in early:
             self._take(answer)
 
@@ -240,7 +240,7 @@ class InFlight:
 class ActorsCollector(Collector):
     """Collector of actors' rollouts.
 
-    A batch holds `actors.rollouts` rollouts of whichever actors finish first. Rollouts of too old weights are dropped.
+    A batch holds `actors.rollouts` rollouts of whichever actors finish first. Rollouts that are too old are dropped.
     """
 
     def __init__(self, start: RunStart, rollouts: Rollouts) -> None:

@@ -28,17 +28,17 @@ Space = Mapping[str, Mapping[str, Any]]  # `low` and `high` of each setting, opt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchConfig:
-    """Settings of a search; other keys of its command line are settings of the trainings."""
+    """Settings of a search; other keys of its command line are settings of the training runs."""
 
     method: Literal["optuna", "asha", "pbt"] = "optuna"
     trials: Count = 20  # size of the study; with pbt all trials run at once
     pruner: Literal["hyperband", "median", "none"] = "hyperband"  # optuna: early stopping
-    # Iterations before asha may stop a trial, or between two changes of pbt. 0: a ninth of the training
+    # Iterations before asha may stop a trial, or between two changes by pbt. 0: a ninth of a training run
     grace: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)] = 0
-    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # asha: keeps 1 in this many
+    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # asha: keeps 1 of this many
     study: str = ""  # name; a search with the same name and folder continues the study
     space: str = ""  # file; empty: space of the algorithm
-    stall_s: Positive = 600.0  # time limit for a new row of metrics [s]
+    stall_s: Positive = 600.0  # timeout for a new row of metrics [s]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Search:
     space: Space
     overrides: Sequence[str]  # of `train.py`, shared by all trials
     config_dir: Path | None  # -cd
-    device: str  # setting of the trainings
+    device: str  # `device` of the training runs
     iterations: int  # max_iterations
     folder: Path  # database and tables; run folders are next to it
 
@@ -80,7 +80,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     fields = {field.name: field.type for field in dataclasses.fields(SearchConfig)}
     overrides = [word for word in words if key_of(word) not in fields]
     run_fields = {field.name for field in dataclasses.fields(RunConfig)}
-    for key in map(key_of, overrides):  # suggest settings of the search, which the trainings do not know
+    for key in map(key_of, overrides):  # suggest settings of the search, which training runs do not have
         if "." not in key and key not in run_fields and (near := closest(key, list(fields), 0.75)):
             raise ConfigError(f"unknown key {key!r}", hint=f"Did you mean {near!r}?")
     texts = {key_of(word): value_of(word) for word in words if key_of(word) in fields}
@@ -95,7 +95,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     task = next((value_of(word) for word in overrides if key_of(word) == "task"), "Cartpole")
     study = cfg.study or f"{task}-{algo}{'' if cfg.method == 'optuna' else f'-{cfg.method}'}"
     if study in tasks(config_dir, outside=True):
-        raise ConfigError("name of a task with runs in that folder", key=f"study={study}", hint=f"Try study={study}-1")
+        raise ConfigError("clashes with a task's run folder", key=f"study={study}", hint=f"Try study={study}-1")
     if not re.fullmatch(r"[\w-][\w.-]*", study):
         raise ConfigError(key="study", expected="a folder name of A-Z a-z 0-9 . _ -", got=study)
     space = _read_space(cfg.space, algo, overrides, config_dir)
@@ -113,7 +113,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
 
 
 def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path | None) -> Space:
-    """Read a space; check both ends of every setting."""
+    """Read a search space; check both ends of every range."""
     file = Path(name) if name else SPACES / f"{algo}.yaml"
     if not file.is_file():
         hint = f"Try space=<yaml>, such as {paths.from_here(SPACES / 'ppo.yaml')}"

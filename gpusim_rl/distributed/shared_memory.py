@@ -15,7 +15,7 @@ ALIGNMENT = 64  # size of a cache line [bytes]
 
 
 class SharedMemory:
-    """Anonymous file that is freed with its last process; `fd` can be passed on, None makes a new file."""
+    """Anonymous file, freed with its last process; `fd` can be passed to other processes, None creates a file."""
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:

@@ -1,19 +1,19 @@
-"""Detection of actors that hang: they are alive and owe an answer."""
+"""Detection of hung actors, which are alive but owe an answer."""
 
 from __future__ import annotations
 
 import time
 
-PATIENT = 4.0  # time limit, as a multiple of the longest of the actors' last answers
-FIRST = 10.0  # factor on the time limit for envs and the first answer, which compile kernels
-LOOK_S = 1.0  # least interval between checks [s]
+PATIENT = 4.0  # time limit, as a multiple of the slowest actor's last answer
+FIRST = 10.0  # factor on the time limit for creating envs and the first answer, which compile kernels
+LOOK_S = 1.0  # minimum interval between checks [s]
 
 
 class Silence:
-    """Time for which each actor has owed an answer; `timeout_s` is the least time limit [s], None disables it.
+    """Time for which each actor has owed an answer; `timeout_s` is the minimum time limit [s], None disables it.
 
-    A check counts at most a quarter of the limit: a learner that was busy or stopped takes no actor for hung whose
-    answer may be there.
+    A check counts at most a quarter of the limit: a learner that was busy or stopped must not mistake an unread
+    answer for a hung actor.
     """
 
     def __init__(self, num_actors: int, timeout_s: float | None) -> None:
@@ -24,7 +24,7 @@ class Silence:
         self._took_s = [0.0] * num_actors  # duration of the last answer; long ones decay
 
     def begins(self, actor: int) -> None:
-        """Reset an actor that was restarted or has made its envs."""
+        """Reset an actor that was restarted or has created its envs."""
         self._owed[actor], self._silent_s[actor], self._first[actor] = 0, 0.0, True
 
     def asked(self, actor: int) -> None:

@@ -1,4 +1,4 @@
-"""Trial of a search: a usual run in its own process and run folder, which is followed and stopped."""
+"""Trial of a search: an ordinary run in its own process and run folder, monitored and stopped from here."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrialRun:
 
     @property
     def folder(self) -> str:
-        """Run folder; empty while there is none."""
+        """Run folder; empty until it exists."""
         new = {*self._runs.glob("2*")} - self._before
         return str(max(new).absolute()) if new else ""
 
@@ -83,7 +83,7 @@ class TrialRun:
             time.sleep(POLL_S)
 
     def end(self) -> None:
-        """Interrupt the run as Ctrl-C does, with a checkpoint."""
+        """Interrupt the run like Ctrl-C, which saves a checkpoint."""
         self._child.stop()
         self._child.close()
 

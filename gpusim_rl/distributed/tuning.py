@@ -1,4 +1,4 @@
-"""Hyperparameter search with Optuna, and the study of all methods: SQLite database and table in one folder."""
+"""Hyperparameter search with Optuna, and the study for all methods: SQLite database and table in one folder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ INTERRUPTED = "interrupted"  # attribute of a trial that the user stopped; it do
 DATABASE = "study.db"
 LOCK_S = 60.0  # timeout for another process's write to the database [s]
 FOREIGN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors of Optuna at a malformed database, such as a third-party one or one of a newer Optuna."""
+"""Errors that Optuna raises for a malformed database, such as an untrusted one or one from a newer Optuna."""
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """End of a rollback journal that names another file, which SQLite would delete."""
 
 
 def tune(search: Search) -> list[str]:
-    """Search with Optuna until the study has its trials; return `Study.report`."""
+    """Search with Optuna until the study has all its trials; return `Study.report`."""
     with database_errors(search):
         study = Study(search)
         states, distributions = study.optuna.trial.TrialState, study.distributions()
@@ -62,7 +62,7 @@ def tune(search: Search) -> list[str]:
 
 @contextmanager
 def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
-    """Raise database errors, and those in `more`, as a one-line ConfigError."""
+    """Convert database errors, and those in `more`, to a one-line ConfigError."""
     optuna: Any = import_extra("optuna", "tune", "tools/tune.py")
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -79,7 +79,7 @@ def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
 
 
 def _run(study: Study, trial: Any) -> float:
-    """Train a trial, and stop it when the pruner says so."""
+    """Train a trial, and stop it if the pruner says so."""
     run = TrialRun(study.search, trial.number, {key: trial.params[key] for key in study.search.space})
     newest = None
     try:
@@ -99,7 +99,7 @@ def _run(study: Study, trial: Any) -> float:
 class Study:
     """New or existing study in Optuna's database; `trials` is Optuna's study.
 
-    Raises ConfigError if the study is of another search.
+    Raises ConfigError if the study belongs to another search.
     """
 
     def __init__(self, search: Search) -> None:
@@ -137,7 +137,7 @@ class Study:
         return pruners.NopPruner()
 
     def _refuse_other_search(self) -> None:
-        """Refuse another method, space or training."""
+        """Refuse a study with another method, space or training."""
         search, cfg = self.search, self.search.cfg
         now: dict[str, Any] = {"method": cfg.method}
         if cfg.method == "pbt":  # populations have a fixed size
@@ -150,11 +150,11 @@ class Study:
         for key in {**before, **now} if before else ():
             if before.get(key) != now.get(key):
                 was, got = (f"{key}={about[key]}" if key in about else f"no {key}" for about in (before, now))
-                raise ConfigError(f"has {was}, not {got}", key=f"study={cfg.study}", hint=f"Try study={cfg.study}-1")
+                raise ConfigError(f"uses {was}, not {got}", key=f"study={cfg.study}", hint=f"Try study={cfg.study}-1")
 
     def _check_trials(self) -> None:
         """Refuse trials on which Optuna or the report would fail."""
-        kinds, _ = self.distributions(), self.trials.direction  # RuntimeError where there are two
+        kinds, _ = self.distributions(), self.trials.direction  # RuntimeError if there are two
         for trial in self.trials.get_trials(deepcopy=False):
             complete, waits = trial.state.name == "COMPLETE", trial.state.name == "WAITING"
             strange = any(kinds.get(key, kind) != kind for key, kind in trial.distributions.items())
@@ -205,7 +205,7 @@ class Study:
         lines = [f"{search.cfg.study}: {', '.join(counts)}"]
         complete = [trial for trial in trials if _state(trial) == "complete"]
         if not complete:
-            return [*lines, f"no trial was completed; see their logs in {paths.from_here(search.folder)}"]
+            return [*lines, f"no trial completed; see the logs in {paths.from_here(search.folder)}"]
         complete.sort(key=lambda trial: trial.value, reverse=True)
         for trial in complete[:5]:
             settings = (f"{key}={f'{it:.4g}' if isinstance(it, float) else it}" for key, it in trial.params.items())
@@ -227,11 +227,11 @@ class Study:
 
 
 def _check_files(file: Path) -> None:
-    """Refuse a third-party database that refers to other files.
+    """Refuse an untrusted database that refers to other files.
 
-    Call before the first connection: closing the file would drop SQLite's locks of this process.
+    Call before the first connection: closing the file would drop this process's SQLite locks.
     """
-    with open_file(file, "ab+") as database:  # no link, pipe or second name
+    with open_file(file, "ab+") as database:  # refuses links, pipes and hard links
         database.seek(18)
         if database.read(1) == b"\2":
             raise ConfigError("unexpected WAL mode", key=str(file), hint="Try PRAGMA journal_mode=DELETE")
@@ -242,7 +242,7 @@ def _check_files(file: Path) -> None:
         with open_file(Path(f"{file}-journal"), "ab+") as journal:
             journal.seek(max(0, journal.seek(0, 2) - len(SUPER_JOURNAL)))
             if journal.read() == SUPER_JOURNAL:
-                raise ConfigError("names another file", key=f"{file}-journal", hint="Try removing it")
+                raise ConfigError("refers to another file", key=f"{file}-journal", hint="Try removing it")
 
 
 def _connect(file: Path) -> sqlite3.Connection:
@@ -261,7 +261,7 @@ def _check_schema(file: Path) -> None:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], header: bool = True) -> bytes:
-    """Format rows of the same columns as csv."""
+    """Format rows with the same columns as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
     if header:
@@ -271,7 +271,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], header: bool = True) -> bytes:
 
 
 def number_of(trial: Any) -> int:
-    """Return the trial number in file names; Ray Tune's differ from the study's order."""
+    """Return the trial number in file names; with Ray Tune, it differs from the study's order."""
     number = trial.user_attrs.get("number")
     return number if isinstance(number, int) else trial.number
 

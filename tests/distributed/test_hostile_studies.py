@@ -121,7 +121,7 @@ def test_rollback_journal_cannot_delete_other_files(search: Search, secret: Path
     name = os.fsencode(secret)
     end = len(name).to_bytes(4, "big") + sum(name).to_bytes(4, "big") + SUPER_JOURNAL
     (search.folder / "study.db-journal").write_bytes(bytes(512) + name + end)
-    with pytest.raises(ConfigError, match=r"study\.db-journal: names another file"):
+    with pytest.raises(ConfigError, match=r"study\.db-journal: refers to another file"):
         Study(search)
     assert secret.read_bytes() == SECRET
 
