@@ -40,7 +40,7 @@ BAD_OVERRIDES = [
     ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. Keys of ppo: horizon, learning_rate, "),
     ("~num_envs", "missing key 'num_envs'"),
     ("~task", "no task. Try task=Cartpole"),
-    ("num_envs=8 ppo.gamma =0.9", "cannot read 'ppo.gamma': no spaces around =. Try ppo.gamma=0.9"),
+    ("num_envs=8 ppo.gamma =0.9", "cannot read 'ppo.gamma': remove the spaces around =. Try ppo.gamma=0.9"),
     ("sac.alpha=0.1", "sac.alpha has no effect with algo=ppo"),
     ("algo=sac ppo.gamma=0.9", "ppo.gamma has no effect with algo=sac"),
     ("task=Nope", "unknown task 'Nope'. Try -cd"),
@@ -49,11 +49,11 @@ BAD_OVERRIDES = [
     ("Ant", "cannot read 'Ant': expected key=value. Did you mean 'task=Ant'?"),
     ("ppo.tau=0.95", "unknown key 'ppo.tau'. Did you mean 'ppo.gae_lambda'?"),
     ("num_envs=[1", "cannot read 'num_envs=[1': expected key=value"),
-    ("ppo.network.hidden=[256, 128]", "cannot read '128]': no spaces in a list, or quote it"),
+    ("ppo.network.hidden=[256, 128]", "cannot read '128]': remove the spaces from the list, or quote it"),
     ("num_envs=${nothing}", "num_envs: Interpolation key 'nothing' not found"),
     ("hydra.run.dir=???", "hydra.run.dir: expected a value, got ???"),
     ("hydra.run.dir=/proc/x", "[Errno 2] No such file or directory: '/proc/x'"),
-    ("ppo=default", "ppo: expected a section with keys of its own, got 'default'. Try ppo.<key>=<value>, or algo=ppo"),
+    ("ppo=default", "ppo: expected a section with keys, got 'default'. Try ppo.<key>=<value>, or algo=ppo"),
     ("algo=pppo", "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, amp, apex, "),
     ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),
     ("checkpoint=", "checkpoint: empty. Expected a run folder"),
@@ -153,8 +153,8 @@ def broken_config_dir(tmp_path) -> Path:
 
 
 BROKEN = [
-    ("Pendulum", "Pendulum.yaml builds on itself (defaults: [Pendulum]). Try another name, e.g. MyPendulum.yaml"),
-    ("Hen", "Hen.yaml builds on itself (defaults: [Hen], through Hen, Egg)"),
+    ("Pendulum", "Pendulum.yaml includes itself (defaults: [Pendulum]). Try another name, e.g. MyPendulum.yaml"),
+    ("Hen", "Hen.yaml includes itself (defaults: [Hen], through Hen, Egg)"),
     ("Lost", "Lost.yaml: the first line must be '# @package _global_'"),
     ("Torn", "Torn.yaml line 3: not valid yaml: "),
 ]
@@ -551,10 +551,10 @@ def test_missing_yaml_names_the_searched_folders(juggler, monkeypatch, group):
             compose([f"{group}=Zzz"], config_dir)
         return info.value.hint.partition(" Available: ")[0]
 
-    assert hint("my_cfg") == f"Looked in my_cfg/{group}/ and ours."
+    assert hint("my_cfg") == f"Looked in my_cfg/{group}/ and among ours."
     (juggler / "my_cfg" / "Zzz.yaml").write_text("{}\n")
     assert hint("my_cfg") == f"Move my_cfg/Zzz.yaml to my_cfg/{group}/."
-    assert hint(None) == f"Try -cd <folder that holds {group}/Zzz.yaml>."
+    assert hint(None) == f"Try -cd <folder that contains {group}/Zzz.yaml>."
 
 
 def test_config_dir_overrides_a_built_in_task(juggler):

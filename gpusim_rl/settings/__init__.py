@@ -1,1 +1,1 @@
-"""Settings: from Hydra's yaml to one frozen `RunSpec`. Nothing behind it sees a `DictConfig`."""
+"""Settings: from Hydra's yaml to one frozen `RunSpec`. Nothing downstream sees a `DictConfig`."""

@@ -58,13 +58,13 @@ def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: t
 
 
 def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Check settings without the task or a third-party algorithm; return RunConfig fields, without those two."""
+    """Check settings except those of the task and of a third-party algorithm; return the other RunConfig fields."""
     algo = _section(config.get("algo"), "algo")
     for key in algo.keys() - {"name", "_target_"}:
         raise unknown_key(f"algo.{key}", ["algo.name", "algo._target_"])
     name = algo.get("name")
     if not isinstance(name, str) or not name.isidentifier() or name in _hints(RunConfig):
-        raise ConfigError(key="algo.name", expected="the name of a section of its own, such as 'ppo'", got=name)
+        raise ConfigError(key="algo.name", expected="the name of its settings section, such as 'ppo'", got=name)
     sections = {"task", "algo", name, *ALGORITHMS}  # a task may tune several algorithms
     settings = {key: node for key, node in config.items() if key not in sections}
     checked = _fields(RunConfig, settings, path="", skip=("task", "algo", "algorithm"))
@@ -94,7 +94,7 @@ def build(cls: type[T], node: Any, path: str = "") -> T:
 
 
 def algorithm_settings_class(name: Any, algorithm_class: type) -> type:
-    """Return the settings dataclass of `algo=<name>`; built-in ones may share a class."""
+    """Return the settings dataclass of `algo=<name>`; built-in algorithms may share a class."""
     target, ours = ALGORITHMS.get(name, ("", object)) if isinstance(name, str) else ("", object)
     path = f"{algorithm_class.__module__}.{algorithm_class.__qualname__}"
     return ours if target == path else settings_class(algorithm_class)
@@ -113,7 +113,7 @@ def check_hooks(cls: type, kind: str) -> None:
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         members = [name for name in vars(cls) if not name.startswith("__")]
         matches = {name: close for name in missing if (close := closest(name, members))}
-        hint = " ".join(f"It has {close!r}: did you mean {name!r}?" for name, close in matches.items())
+        hint = " ".join(f"Found {close!r}: did you mean {name!r}?" for name, close in matches.items())
         raise ConfigError(f"{kind} {cls.__name__} does not define {', '.join(missing)}", hint=hint)
 
 
@@ -135,16 +135,16 @@ ISAACGYMENVS = {
     "capture_video": "Try python tools/record.py <run folder>, during or after training, or log.video=true",
     "capture_video_freq": "Try python tools/record.py <run folder>",
     "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
-    "pbt": "Try python tools/tune.py method=pbt: docs/distributed.md",
+    "pbt": "Try python tools/tune.py method=pbt (docs/distributed.md)",
     "num_threads": "Did you mean 'sim.num_threads'?",
     "physics_engine": f"Try one of sim={', '.join(SIMULATORS)}",
     "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",
     "graphics_device_id": "Training does not render. Try python tools/record.py <run folder>",
     "task.sim": "Try task.physics_hz (substeps / dt) and task.control_hz; solver settings are in the MJCF",
-    "task.env": "A task's settings are right below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
-    "train": "Learning is below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md has all names",
+    "task.env": "Task settings are directly below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
+    "train": "Learning settings are below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md lists all",
 }
-"""Advice for keys of IsaacGymEnvs and keys below them."""
+"""Advice for keys of IsaacGymEnvs and nested keys."""
 OURS = {
     "learning_rate": "lr",
     "minibatch_size": "batch_size",
@@ -168,7 +168,7 @@ OURS = {
     "wandb_activate": "wandb",
     "max_iterations": "max_epochs total_timesteps",
 }
-OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}  # our names by foreign ones
+OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}  # our names by other libraries'
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
@@ -213,7 +213,7 @@ def _fields(cls: type, node: Mapping[str, Any], path: str, skip: Sequence[str] =
 def _section(node: Any, path: str) -> Mapping[str, Any]:
     if not isinstance(node, Mapping):
         hint = f"Try {path}.<key>=<value>{f', or algo={path} to choose the algorithm' if path in ALGORITHMS else ''}"
-        raise ConfigError(key=path, expected="a section with keys of its own", got=node, hint=hint)
+        raise ConfigError(key=path, expected="a section with keys", got=node, hint=hint)
     return node
 
 

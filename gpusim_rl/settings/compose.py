@@ -1,4 +1,4 @@
-"""Command lines and Python calls to one plain dict, through Hydra."""
+"""Conversion of command lines and Python calls to one plain dict, through Hydra."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from gpusim_rl.settings.saved_run import NO_YAML, SavedRun, continue_run
 from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 
 VERSION_BASE = "1.3"
-SAVED = "the settings of a saved run"  # name of the in-memory config of a saved run; no file has it
+SAVED = "the settings of a saved run"  # name of a saved run's in-memory config; there is no such file
 
 
 class RunResult(NamedTuple):
@@ -136,12 +136,12 @@ def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str
 
 
 def _help() -> str:
-    """Return the text of `--help`; Hydra's own composes all settings for each group."""
+    """Return the text of `--help`; Hydra's own version composes all settings for each group."""
     groups: dict[str, set[str]] = {}
     for _, folder in cfg_dirs(TaskFolders.user):
         for file in folder.glob("*/*.yaml"):
             groups.setdefault(file.parent.name, set()).add(file.stem)
-    del groups["learn"]  # only for algorithms to include
+    del groups["learn"]  # only included by algorithms
     fill = partial(textwrap.fill, width=shutil.get_terminal_size().columns, subsequent_indent=" " * 24)
     lines = (fill(f"  {group:<22}{', '.join(sorted(names))}") for group, names in sorted(groups.items()))
     text = read_yaml(paths.cfg_dir() / "config.yaml")["hydra"]["help"]["template"]
@@ -168,7 +168,7 @@ def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: 
 def compose(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None, saved: SavedRun | None = None
 ) -> dict[str, Any]:
-    """Compose plain settings as the command line does, from the user's folder (`-cd`) and ours, or a saved run's."""
+    """Compose plain settings like the command line, from the user's folder (`-cd`) and ours, or from a saved run."""
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
     arguments = _may_add(overrides)
@@ -183,7 +183,7 @@ def compose(
 
 
 def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None) -> list[str]:
-    """Replace `recipe=auto`, also implied, with the recipe for the physics device, or raise ConfigError."""
+    """Replace `recipe=auto`, typed or implied, with the recipe for the physics device, or raise ConfigError."""
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     tasks = [] if NO_YAML in arguments else task_of(arguments).split(",")
     known = {task: [FULL, "quick"] if "(" in task else recipes(task, config_dir) for task in tasks}  # glob(*): any
@@ -198,7 +198,7 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
     device = typed.get("sim_device", "null")
     device = typed.get("device", "auto") if device == "null" else device
     if "," in device:
-        raise ConfigError("one recipe for several devices", key=device, hint="Try recipe=full or recipe=quick")
+        raise ConfigError("several devices need a fixed recipe", key=device, hint="Try recipe=full or recipe=quick")
     on_cuda = device.startswith("cuda") or (device == "auto" and has_cuda())
     chosen = FULL if on_cuda or not any("quick" in options for options in known.values()) else "quick"
     words = ",".join(dict.fromkeys(chosen if name == "auto" else name for name in names))
@@ -206,7 +206,7 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
 
 
 def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun | None) -> dict[str, Any]:
-    """Check a composed config; let the algorithm's `max_iterations` replace the task's, which suits PPO's horizon."""
+    """Check a composed config; the algorithm's `max_iterations` overrides the task's, which suits PPO's horizon."""
     refuse_misplaced(config, arguments, TaskFolders.user)
     name = section_of(config, "algo").get("name")
     if saved is None and isinstance(name, str):
@@ -227,7 +227,7 @@ def _store_recipe(name: str) -> None:
 
 
 def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> None:
-    """Give a user's algorithm, section `name`, the task's tuned values of the algorithm it extends."""
+    """Give a user's algorithm (section `name`) the task's tuned values for the built-in algorithm it extends."""
     target = section_of(config, "algo").get("_target_")
     if any(target == ours for ours, _ in ALGORITHMS.values()):
         return
@@ -296,7 +296,7 @@ def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
 
 
 class TaskFolders(SearchPathPlugin):
-    """Hydra's search path: the user's folder, ours, those of installed packages."""
+    """Hydra's search path: the user's folder, ours, and those of installed packages."""
 
     user: Path | None = None  # from `-cd`; Hydra itself would put it last
 

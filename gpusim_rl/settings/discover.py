@@ -1,4 +1,4 @@
-"""Discovery of tasks: yaml files in `task` folders, ours, a package's or the user's. Imports no task and no torch."""
+"""Discovery of tasks: yaml files in our, packages' and the user's `task` folders. Imports neither tasks nor torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gpusim_rl.files import paths
 
 FULL = "full"  # recipe of every task: its yaml alone
 OWN_RECIPES = re.compile(r"optional /recipe/([\w-]+)")  # defaults-list entry that includes the recipes of a folder
-OUTSIDE = "gpusim_rl.connect."  # package of the wrappers of other libraries' envs
-# once per state of sys.path, which pip changes: it reads the metadata of all packages, 10 ms
+OUTSIDE = "gpusim_rl.connect."  # package that wraps other libraries' envs
+# cached by the state of sys.path, which pip changes: reading all packages' metadata takes 10 ms
 _entry_points = lru_cache(maxsize=4)(lambda *state: entry_points(group="gpusim_rl.cfg"))
 
 
@@ -34,7 +34,7 @@ class TaskEntry:
     target: str  # class path
     source: str  # its package or folder
     file: Path  # its yaml
-    problem: str = ""  # why the yaml is unreadable; others stay available
+    problem: str = ""  # why the yaml is unreadable; other tasks stay available
 
 
 def import_from_current_folder() -> None:
@@ -44,7 +44,7 @@ def import_from_current_folder() -> None:
 
 
 def cfg_dirs(config_dir: str | Path | None = None) -> list[tuple[str, Path]]:
-    """Return config folders by source: the user's (`-cd`), ours, those of installed packages."""
+    """Return config folders by source: the user's (`-cd`), ours, and those of installed packages."""
     user = [] if config_dir is None else [(str(config_dir), check_config_dir(config_dir))]
     return [*user, ("gpusim_rl", paths.cfg_dir()), *plugin_cfg_dirs()]
 
@@ -68,7 +68,7 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
 
 
 def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, TaskEntry]:
-    """Return all tasks by name; the user's (`-cd`) take precedence, `outside` adds those of other libraries."""
+    """Return all tasks by name; the user's (`-cd`) take precedence; `outside` adds those of other libraries."""
     files: dict[str, tuple[str, Path]] = {}
     for source, folder in cfg_dirs(config_dir):
         for file in sorted((folder / "task").glob("*.yaml")):
@@ -108,7 +108,7 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
     content = read_yaml(file)
     section = content.get("task") or {}
     if not isinstance(section, dict):
-        raise ConfigError(key=f"{file}: task", expected="a section with keys of its own", got=section)
+        raise ConfigError(key=f"{file}: task", expected="a section with keys", got=section)
     if "task" in content and not re.match(r"(\s*#.*\n|\s)*#\s*@package\s+_global_", file.read_text(encoding="utf-8")):
         raise ConfigError("the first line must be '# @package _global_', or all keys are misplaced", key=str(file))
     target = section.get("_target_")
@@ -117,7 +117,7 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
             continue  # another group's choice, or an error for Hydra to report
         if base in (*trail, name):
             way = "" if base == name else f", through {', '.join([*trail, name])}"
-            problem = f"{yamls[base]} builds on itself (defaults: [{base}]{way})"
+            problem = f"{yamls[base]} includes itself (defaults: [{base}]{way})"
             raise ConfigError(problem, hint=f"Try another name, e.g. My{base}.yaml")
         inherited = _target(base, yamls, (*trail, name))
         target = target or inherited
@@ -141,7 +141,7 @@ def tuned_sections(task: str, config_dir: str | Path | None = None, recipe: str 
 
 
 def recipes(task: str, config_dir: str | Path | None = None) -> list[str]:
-    """Return a task's recipes: full, and those in folders that its yamls include."""
+    """Return a task's recipes: full, and those in the folders that its yamls include."""
     names = {file.stem for _, own in _task_yamls(task, config_dir) for file in own}
     return [FULL, *sorted(names - {FULL})]
 
@@ -174,7 +174,7 @@ def default_choice(group: str) -> str:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Read a yaml mapping; an error names file and line."""
+    """Read a yaml mapping; errors name file and line."""
     import yaml
 
     try:

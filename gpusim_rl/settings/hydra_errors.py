@@ -64,10 +64,10 @@ def refuse_unreadable(overrides: Sequence[str], typed: Sequence[str] = ()) -> No
 def _unreadable(text: str, overrides: Sequence[str] = ()) -> ConfigError:
     problem = f"cannot read {text!r}"
     if any(other != text and other.count("[") > other.count("]") for other in overrides):  # the shell split a list
-        return ConfigError(f"{problem}: no spaces in a list, or quote it")
+        return ConfigError(f"{problem}: remove the spaces from the list, or quote it")
     joined = re.sub("\0?=\0?", "=", "\0".join(overrides)).split("\0")
     if words := [word for word in joined if word not in overrides and re.fullmatch("[^=]+=[^=]+", word)]:
-        return ConfigError(f"{problem}: no spaces around =", hint=f"Try {shlex.quote(words[0])}")
+        return ConfigError(f"{problem}: remove the spaces around =", hint=f"Try {shlex.quote(words[0])}")
     task = closest(text, tasks())
     hint = f"Did you mean 'task={task}'?" if task else "Try num_envs=64"
     return ConfigError(f"{problem}: expected key=value", hint=hint)
@@ -78,7 +78,7 @@ def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config
     for group in ("algo", "task"):
         if isinstance(section_of(config, group).get(group), Mapping):
             problem = _problem(arguments, config_dir) if group == "task" else ""
-            nested = f"the yaml of {group} has {group!r} inside {group!r}: does '# @package _global_' begin it?"
+            nested = f"the yaml of {group} has {group!r} inside {group!r}: is its first line '# @package _global_'?"
             raise ConfigError(problem or nested)
 
 
@@ -88,12 +88,12 @@ def refuse_other_task(config: Mapping[str, Any], saved: SavedRun | None) -> None
         return
     trained, asked = (section_of(settings, "task").get("_target_") for settings in (saved.settings, config))
     if trained != asked:
-        problem = f"checkpoint of another task: {saved.place} trained {trained}, asked for {asked}"
+        problem = f"checkpoint of another task: {saved.place} trained {trained}, but {asked} is requested"
         raise ConfigError(problem, hint="Try without task=")
 
 
 def refuse_other_algorithm(config: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise ConfigError for a setting of an algorithm that does not run."""
+    """Raise ConfigError for a setting of an algorithm that is not selected."""
     chosen = config["algo"]["name"]
     for text in overrides:
         section = key_of(text).partition(".")[0]
@@ -119,7 +119,7 @@ def explain(
     if isinstance(error, YAMLError):
         return yaml_error(error)
     if isinstance(error, RecursionError):
-        itself = f"a yaml in {config_dir or paths.cfg_dir()} builds on itself in its defaults"
+        itself = f"a yaml in {config_dir or paths.cfg_dir()} includes itself in its defaults"
         return ConfigError(_problem(arguments, config_dir) or itself)
     text = str(error).strip()
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
@@ -149,15 +149,15 @@ def explain(
 def unknown_choice(
     group: str, name: str, options: Sequence[str], config_dir: Path | None, otherwise: str = ""
 ) -> ConfigError:
-    """Build the error for an unknown yaml; `otherwise` is the hint without a similar name."""
+    """Build the error for an unknown yaml; `otherwise` is the hint if no name is similar."""
     hint = did_you_mean(name, options)
     if config_dir is not None:
         folder = paths.from_here(config_dir.resolve())
         misplaced = folder / f"{name}.yaml"
-        looked = f"{hint} Looked in {folder / group}/ and ours."
+        looked = f"{hint} Looked in {folder / group}/ and among ours."
         hint = f"Move {misplaced} to {folder / group}/." if misplaced.is_file() else looked
     elif not hint and group in ("task", "algo"):
-        hint = otherwise or f"Try -cd <folder that holds {group}/{name}.yaml>."
+        hint = otherwise or f"Try -cd <folder that contains {group}/{name}.yaml>."
     return ConfigError(f"unknown {group} {name!r}", hint=f"{hint} Available: {', '.join(options)}")
 
 

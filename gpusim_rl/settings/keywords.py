@@ -1,4 +1,4 @@
-"""Python calls: keyword arguments and classes to one plain dict, through `compose`."""
+"""Conversion of Python calls (keyword arguments, classes) to one plain dict, through `compose`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _algorithm_lines(
     section = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", algo.__name__).lower()
     base = algorithm_of(algo)
     if overrides.get("checkpoint") is not None:
-        settings: Mapping[str, Any] = {}  # those of the run
+        settings: Mapping[str, Any] = {}  # the run's own settings
     elif base is None:
         settings = dataclasses.asdict(_defaults(algo, f"algo={algo.__name__}"))
     else:  # with the task's tuned values

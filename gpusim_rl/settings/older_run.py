@@ -1,4 +1,4 @@
-"""Upgrade of an older run's settings: new ones take today's defaults, removed ones are dropped."""
+"""Upgrade of an older run's settings: new ones get current defaults, removed ones are dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOVED = {
 
 
 def upgrade_settings(settings: dict[str, Any]) -> None:
-    """Add settings that are new in our yamls of the run's algorithm, simulator and envs; drop removed ones."""
+    """Add settings that our yamls have gained for the run's algorithm, simulator and envs; drop removed ones."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")
     if "encoder" in settings:
         settings["pretrained"] = settings.pop("encoder")
@@ -28,11 +28,11 @@ def upgrade_settings(settings: dict[str, Any]) -> None:
         if isinstance(older, dict) and older.keys() == {"teacher", "weight", "begin", "end"}:  # PPO's, not a user's own
             section["teacher"] = {"run": older.pop("teacher"), **section.pop("imitation")}
     if isinstance(settings.get("env"), dict):
-        settings["env"].pop("overlap", None)  # changed the speed alone
+        settings["env"].pop("overlap", None)  # only affected speed
         _add_missing(settings["env"], defaults["env"])
     for group in ("algo", "sim"):
         section = settings.get(group)
-        if isinstance(section, dict) and section.get("_target_") in [*MOVED]:  # also of a value without a hash
+        if isinstance(section, dict) and section.get("_target_") in [*MOVED]:  # a list, as the value may be unhashable
             section["_target_"] = MOVED[section["_target_"]]
         name = section.get("name") if isinstance(section, dict) else None
         file = paths.cfg_dir() / group / f"{name}.yaml"

@@ -11,7 +11,7 @@ OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs",
 
 
 def is_override(text: str) -> bool:
-    """Return whether an argument is `key=value`, also with + or ~ in front."""
+    """Return whether an argument is `key=value`, optionally prefixed with + or ~."""
     return "=" in text and not text.startswith("-")
 
 
@@ -39,7 +39,7 @@ def is_open(key: str) -> bool:
 
 
 def quote(text: str) -> str:
-    """Return a value that Hydra reads back as this string."""
+    """Quote a string so that Hydra reads it back unchanged."""
     word = re.fullmatch(r"[A-Za-z_./][\w./-]*", text) and text.strip("./-") != ""
     if word and text.lower() not in ("null", "true", "false", "nan", "inf"):
         return text
@@ -62,7 +62,7 @@ def text_of(value: Any) -> str:
 
 
 def keys_in(value: Any) -> Iterator[str]:
-    """Yield the keys of nested mappings, also in lists."""
+    """Yield the keys of nested mappings, including those in lists."""
     for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
         yield from keys_in(item)
     if isinstance(value, Mapping):

@@ -18,7 +18,7 @@ from gpusim_rl.settings.overrides import is_override, key_of, keys_in, last_valu
 from gpusim_rl.settings.trust import ENV_ID, Named, check_saved_settings, is_per_call, machine_overrides, place_of
 
 KEY, NAME = re.compile(r"\w[\w.-]*", re.ASCII), re.compile(r"\w[\w-]*", re.ASCII)
-"""Keys and yaml names that a shell and Hydra take unquoted."""
+"""Keys and yaml names that a shell and Hydra accept unquoted."""
 NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?(e-?[0-9]{1,3})?", re.ASCII)
 NO_YAML = "~task"  # first override of a run without a task yaml; `++task.<key>=<value>` overrides follow
 
@@ -33,7 +33,7 @@ class SavedRun:
 
     @property
     def place(self) -> Path:
-        """Run folder, or checkpoint without one."""
+        """Run folder, or the checkpoint if there is none."""
         return self.checkpoint.run_dir or self.checkpoint.file
 
     def with_overrides(self, typed: Sequence[str]) -> list[str]:
@@ -46,7 +46,7 @@ class SavedRun:
 def continue_run(
     arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[Named] = ()
 ) -> tuple[list[str], SavedRun | None]:
-    """Return arguments without redundant ones and the run of `checkpoint=`; raise ConfigError if it is not trusted."""
+    """Return arguments without redundant ones, and the run of `checkpoint=`; raise ConfigError if it is not trusted."""
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     name = typed.get("checkpoint", "null")
     if name == "null":
@@ -57,7 +57,7 @@ def continue_run(
     if checkpoint.continues and checkpoint.run_dir is not None and "log.dir" in typed:
         folder = Path(typed["log.dir"]).resolve()
         if folder not in checkpoint.run_dir.resolve().parents:
-            warn(f"log.dir={folder}: ignored, the run continues in {checkpoint.run_dir}")
+            warn(f"log.dir={folder}: ignored, as the run continues in {checkpoint.run_dir}")
     code = {key: value for key, value in typed.items() if key == ENV_ID or key.endswith("_target_")}
     named = [*named, *((place_of(key), value) for key, value in code.items())]
     trust = typed.get("trust", "").lower() == "true"
@@ -69,14 +69,14 @@ def continue_run(
     asked = typed.get("recipe", "auto")
     recipe = settings["recipe"] = settings["recipe"] or (asked if asked != "auto" else None)  # older runs have none
     if asked not in ("auto", recipe):
-        problem = f"checkpoint of another recipe: {saved.place} trained {recipe}, asked for {asked}"
+        problem = f"checkpoint of another recipe: {saved.place} trained {recipe}, but {asked} is requested"
         raise ConfigError(problem, hint="Try without recipe=")
     repeated = {NO_YAML, f"recipe={asked}", f"algo={last_value(overrides, 'algo') or trained}"}
     task = last_value(overrides, "task") or default_choice("task")
     entry = tasks(config_dir, outside=True).get(task)
-    if entry is not None and entry.target == settings["task"].get("_target_"):  # the record may be third-party
+    if entry is not None and entry.target == settings["task"].get("_target_"):  # the record may be untrusted
         repeated.add(f"task={task}")
-    # A folder continues in place, a file may start a new run: keep the distinction.
+    # A folder continues in place, whereas a file may start a new run: keep the distinction.
     place = checkpoint.file if name.endswith(".pt") else saved.place
     kept = [text for text in arguments if text not in repeated]
     kept = [f"checkpoint={quote(str(place))}" if key_of(text) == "checkpoint" else text for text in kept]
@@ -99,7 +99,7 @@ def _warn_left_out(saved: SavedRun, words: Sequence[str], typed: Mapping[str, st
 def _read_settings(
     checkpoint: Checkpoint, *, trust: bool, config_dir: str | Path | None, named: Sequence[Named]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return settings of config.yaml, or else of the checkpoint, and overrides for those that do not travel."""
+    """Return settings from config.yaml, or else the checkpoint, and overrides for those that do not travel."""
     file = checkpoint.file if checkpoint.run_dir is None else checkpoint.run_dir / "config.yaml"
     content = None if checkpoint.run_dir is None else read_intact(file)
     if content is not None:
@@ -107,7 +107,7 @@ def _read_settings(
     else:
         settings = _in_checkpoint(checkpoint, "config")
         if checkpoint.run_dir is not None:
-            warn(f"{file} {_damage(file)}: using the settings in {checkpoint.file}. Change them by <key>=<value>")
+            warn(f"{file} {_damage(file)}: using the settings in {checkpoint.file}. Change them with <key>=<value>")
         file = checkpoint.file
     checked = check_saved_settings(settings, file, trust=trust, config_dir=config_dir, named=named)
     return checked, machine_overrides(settings)
@@ -136,15 +136,15 @@ def check_record(overrides: Any, file: Path) -> None:
     for text in overrides:
         key = key_of(text).partition("/")[0].partition(".")[0]
         if not (is_override(text) or text.startswith("~")) or key == "hydra":
-            raise ConfigError(key=str(file), expected="settings without flags and Hydra's own", got=text)
+            raise ConfigError(key=str(file), expected="settings, not flags or Hydra's own keys", got=text)
 
 
 def repeating_words(
     overrides: Sequence[str], settings: Mapping[str, Any], where: Path, config_dir: str | Path | None = None
 ) -> list[str]:
-    """Return a command line that repeats a run, with the record's keys and the values of settings in `where`.
+    """Return a command line that repeats a run, with keys from the record and values from the settings in `where`.
 
-    Users paste it, and both files may be third-party: it holds only what a resume accepts, and no raw text.
+    Users paste it, and both files may be untrusted: it contains only what a resume accepts, and no raw text.
     """
     check_record(overrides, where.with_name("overrides.yaml"))
     settings = check_saved_settings(settings, where, config_dir=config_dir)
@@ -154,14 +154,14 @@ def repeating_words(
         if is_per_call(key) or key == "recipe":
             continue
         if not KEY.fullmatch(key) or text.startswith("~"):
-            raise ConfigError(f"the setting {text!r} of its command line needs quoting")
+            raise ConfigError(f"the setting {text!r} of the recorded command line needs quoting")
         if _is_choice(key, value, config_dir):
             words[key] = f"{key}={value}"
             continue
         node: Any = settings
         for name in key.split("."):
             if not isinstance(node, dict) or name not in node:
-                raise ConfigError(f"no {key}, which its command line sets", key=str(where))
+                raise ConfigError(f"no {key}, which the recorded command line sets", key=str(where))
             node = node[name]
         if not all(KEY.fullmatch(name) for name in keys_in(node)):
             raise ConfigError(f"{key} has names that need quoting", key=str(where))
@@ -170,7 +170,7 @@ def repeating_words(
     task = last_value(overrides, "task") or default_choice("task")
     entry = tasks(config_dir, outside=True).get(task)
     if entry is None or entry.target != settings["task"].get("_target_"):
-        raise ConfigError(f"its task is not {task}, which its command line names", key=str(where))
+        raise ConfigError(f"the task is not {task}, which the recorded command line names", key=str(where))
     names = recipes(task, config_dir)
     if len(names) > 1 and settings["recipe"] in names:
         words["recipe"] = f"recipe={settings['recipe']}"
@@ -184,7 +184,7 @@ def _is_choice(key: str, value: str, config_dir: str | Path | None) -> bool:
 
 
 def _damage(file: Path) -> str:
-    return "was changed or damaged" if file.exists() else "is gone"
+    return "was changed or damaged" if file.exists() else "is missing"
 
 
 def _in_checkpoint(checkpoint: Checkpoint, key: str) -> Any:
@@ -192,5 +192,5 @@ def _in_checkpoint(checkpoint: Checkpoint, key: str) -> Any:
 
     state = load(checkpoint.file)
     if key not in state:
-        raise ConfigError(f"not a checkpoint of a training: no {key}", key=str(checkpoint.file))
+        raise ConfigError(f"not a training checkpoint: no {key}", key=str(checkpoint.file))
     return state[key]

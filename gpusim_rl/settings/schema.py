@@ -122,14 +122,14 @@ class AlgorithmConfig:
     """Base settings of an algorithm, with declarations for its subclasses to override."""
 
     structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
-    """Settings that determine the tensors of `state_dict`; a checkpoint requires equal ones."""
+    """Settings that determine the tensors of `state_dict`; they must equal the checkpoint's."""
     policy_structure: ClassVar[tuple[str, ...]] = ("network",)
     """Subset of `structure` that determines the policy's tensors."""
     data_parallel: ClassVar[bool] = False
     """True if `update` reduces over data-parallel processes with `EnvSpec.collective`."""
 
     def batch_rows(self, num_envs: int) -> int:
-        """Return the rows of the largest matrices, which set torch's thread count."""
+        """Return the number of rows of the largest matrices, which sets torch's thread count."""
         return num_envs
 
 
@@ -172,7 +172,7 @@ class OnPolicyConfig(AlgorithmConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetryConfig:
-    """Left-right symmetry of the robot in learning."""
+    """Use of the robot's left-right symmetry in learning."""
 
     augment: bool
     mirror_loss: NotNegative
@@ -211,7 +211,7 @@ class TeacherConfig:
         if self.run is not None and not self.weight:
             raise UserError("no effect with weight=0", key="run", hint="Try weight=1")
         if self.begin and not self.end:
-            raise UserError("no effect with end=0, a constant weight", key="begin", hint="Try setting end")
+            raise UserError("no effect with end=0 (constant weight)", key="begin", hint="Try setting end")
         _check_order(self, "begin", "end")
 
 
@@ -563,7 +563,7 @@ class PretrainedConfig:
 
     def __post_init__(self) -> None:
         if self.freeze and self.init_from is None:
-            hint = "Try python tools/pretrain_encoder.py TASK to make one"
+            hint = "Try python tools/pretrain_encoder.py TASK to create one"
             raise UserError("requires init_from", key="freeze=true", hint=hint)
         if self.init_from in IMAGENET_ENCODERS and not self.freeze:
             key = f"init_from={self.init_from}"
@@ -688,7 +688,7 @@ class RunConfig:
             problem = f"num_actors={number} has no effect without actors"
             raise ConfigError(problem, hint="Try num_actors=null, or actors=process")
         if actors is not None and self.multi_gpu:
-            raise ConfigError("actors send to one learner", key="multi_gpu=true", hint="Try multi_gpu=false")
+            raise ConfigError("actors feed a single learner", key="multi_gpu=true", hint="Try multi_gpu=false")
 
 
 ALGORITHMS: dict[str, tuple[str, type]] = {

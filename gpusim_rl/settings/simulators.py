@@ -12,16 +12,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulator:
-    """Facts about a simulator that need no import."""
+    """Facts about a simulator, known without importing it."""
 
     name: str  # name in `sim=<name>`; its file is `gpusim_rl/sim/<name>.py`
     cls: str  # an `interface.Sim` in that file, built from (scene, num_envs, cfg, device)
     library: str  # module imported by that file
-    needs: tuple[str, ...] = ("mujoco>=3.17,<5",)  # required versions; our own metadata admit older ones
+    needs: tuple[str, ...] = ("mujoco>=3.17,<5",)  # required versions; our package metadata allows older ones
     extra: str | None = None  # extra that installs the library, if any
     devices: tuple[str, ...]  # supported `torch.device.type` values
     default_on: tuple[str, ...] = ()  # devices on which `sim=auto` selects it
-    replay_sim: str = "mujoco"  # simulator with equal physics that shows its runs on any machine
+    replay_sim: str = "mujoco"  # simulator with the same physics that replays its runs on any machine
     cpu_threads: bool = False  # physics on CPU threads in host memory, under `sim.num_threads` and `sim.persistent`
     uses_warp: bool = False  # physics in Warp kernels, under `sim.graph`; one thread on the CPU
 
@@ -36,7 +36,7 @@ _ALL = (
     Simulator(name="newton", cls="NewtonSim", library="newton", extra="newton", replay_sim="newton", **_ON_WARP),
 )
 SIMULATORS: Mapping[str, Simulator] = {simulator.name: simulator for simulator in _ALL}
-WARP_PYTHON = (3, 11)  # oldest Python of MuJoCo Warp 4.0; older ones have only `sim=mujoco`
+WARP_PYTHON = (3, 11)  # oldest Python for MuJoCo Warp 4.0; older ones support only `sim=mujoco`
 NO_SIMULATOR = "none"  # simulator name of another library's envs
 
 

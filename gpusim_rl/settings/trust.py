@@ -17,7 +17,7 @@ from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.overrides import text_of
 from gpusim_rl.settings.schema import MACHINE_SETTINGS, PER_CALL_SETTINGS
 
-FORBIDDEN = ("hydra", "defaults")  # keys of Hydra, through which settings could run code
+FORBIDDEN = ("hydra", "defaults")  # Hydra keys through which settings could run code
 LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")  # path, address, or `module:Env-v0` in env arguments
 
 TRUST = "If you trust it, try trust=true (tools: --trust)"
@@ -34,9 +34,9 @@ def check_saved_settings(
     config_dir: str | Path | None = None,
     named: Collection[Named] = (),
 ) -> dict[str, Any]:
-    """Return saved settings, upgraded and with per-call ones at their defaults, or raise ConfigError.
+    """Return saved settings, upgraded and with per-call ones reset to defaults, or raise ConfigError.
 
-    Our yamls, an installed package or `config_dir`, or `named`, must name code by its exact path, unless `trust`.
+    Unless `trust`, `named` or a yaml of ours, an installed package or `config_dir` must name code by its exact path.
     """
     check_plain(settings, where)
     if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):
@@ -48,8 +48,8 @@ def check_saved_settings(
     upgrade_settings(settings)
     for key, value in [] if trust else untrusted_values(settings, config_dir, named):
         if "_target_" in key.split(".") or key == ENV_ID:
-            problem = f"{key}={value} would run code that no yaml of gpusim_rl or of an installed package names"
-            raise ConfigError(problem, key=str(where), hint=f"{TRUST}, or -cd <its yaml>")
+            problem = f"{key}={value} would run code that is not named in a yaml of gpusim_rl or an installed package"
+            raise ConfigError(problem, key=str(where), hint=f"{TRUST}, or -cd <folder of its yaml>")
         raise ConfigError(f"{key}={value!r} may point outside the run folder", key=str(where), hint=TRUST)
     for _, node, leaf, default in _class_sections(settings, PER_CALL_SETTINGS + MACHINE_SETTINGS):
         node[leaf] = default
@@ -59,9 +59,9 @@ def check_saved_settings(
 def untrusted_values(
     settings: Any, config_dir: str | Path | None = None, named: Collection[Named] = ()
 ) -> list[tuple[str, str]]:
-    """Return keys and values that need trust: unnamed code, and code arguments that lead elsewhere.
+    """Return keys and values that need trust: unnamed code, and code arguments that point elsewhere.
 
-    A function that makes envs needs more than a package's yaml: settings choose its arguments.
+    For a function that makes envs, a package's yaml is not enough: settings choose its arguments.
     """
     strange = []
     for key, target in class_paths(settings):
