@@ -172,7 +172,7 @@ def _choose_gpu(cfg: RunConfig) -> bool:
     for key in ("device", "sim_device", "rl_device"):
         if ":" in (device := getattr(cfg, key) or ""):
             hint = f"With multi_gpu=true, each process uses its own GPU. Try {key}=cuda"
-            raise ConfigError("the same GPU for all processes", key=f"{key}={device}", hint=hint)
+            raise ConfigError("puts all processes on one GPU", key=f"{key}={device}", hint=hint)
     if "cpu" in (cfg.rl_device, cfg.rl_device or cfg.device) or not torch.cuda.is_available():
         return False
     gpus, local, here = torch.cuda.device_count(), *(int(os.environ[f"LOCAL_{key}"]) for key in ("RANK", "WORLD_SIZE"))

@@ -30,7 +30,7 @@ class TrialFailedError(Exception):
 
 
 class TrialRun:
-    """Training of a trial with the settings `chosen`, the overrides `more` and the additional variables `env`."""
+    """Training of a trial with the settings `chosen`, the overrides `more` and the environment variables `env`."""
 
     def __init__(
         self, search: Search, number: int, chosen: Mapping[str, Any], *more: str, cwd: str = ".", **env: str

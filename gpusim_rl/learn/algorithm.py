@@ -150,7 +150,7 @@ class Policy(nn.Module):
     def act_without_critic(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
         """Return the most likely actions and the next `actor_state`, for export.
 
-        Override it if `act` needs other groups than `policy` and images.
+        Override it if `act` needs groups other than `policy` and images.
         """
         return self.act(obs, hidden)
 

@@ -140,7 +140,7 @@ def read(path: Path) -> tuple[Demonstrations, str]:
         kinds = {"task": str, "commit": str, "dt": float, "episode_length": int, "num_envs": int, "executed": bool}
         values |= {name: kind(values[name].item()) for name, kind in kinds.items()}
         if any(values[flag].dtype != bool for flag in FLAGS) or len({len(values[flag]) for flag in FLAGS}) > 1:
-            raise ConfigError(key=", ".join(FLAGS), expected="flags of the same control steps")
+            raise ConfigError(key=", ".join(FLAGS), expected="flags of equal length")
         return Demonstrations(**{field.name: values[field.name] for field in fields(Demonstrations)}), digest
     except ConfigError as error:
         raise error.within(str(path)) from None
@@ -188,7 +188,7 @@ def tensor(array: Array, device: torch.device) -> Tensor:
 def make_replay(
     shown: Demonstrations, env: EnvSpec, groups: Collection[str], *, n_step: int, gamma: float, device: torch.device
 ) -> Replay:
-    """Build a `Replay` of one env with consecutive episodes; raise ConfigError if too short or not executed."""
+    """Build a `Replay` of one env with consecutive episodes; raise ConfigError if too short or relabelled."""
     if not shown.executed:
         raise ConfigError("recorded with --actor: the rewards are not of these actions", hint="Try algo=bc")
     steps = len(shown.reward)

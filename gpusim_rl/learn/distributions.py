@@ -151,7 +151,7 @@ class Categorical:
 
     @property
     def parameters(self) -> tuple[Float[Tensor, "*batch parameters"]]:
-        """Logits, which `CategoricalHead.stored` takes."""
+        """Logits, as taken by `CategoricalHead.stored`."""
         return (self.logits,)
 
 

@@ -18,7 +18,7 @@ from gpusim_rl.spaces import Box
 
 
 class DQNPolicy(QPolicy):
-    """Greedy policy on Q values of numbers and images; continuous actions have `bins` equally spaced options."""
+    """Greedy policy; observes `policy` and images. Continuous actions are split into `bins` equally spaced options."""
 
     critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
     target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]

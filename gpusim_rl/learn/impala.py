@@ -34,7 +34,7 @@ def vtrace(
 ) -> tuple[Float[Tensor, "time envs"], Float[Tensor, "time envs"]]:
     """Compute V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1), exact at truncations.
 
-    The advantage too bootstraps truncated episodes with V(final_obs), as the next target belongs to another episode.
+    Truncated episodes bootstrap with V(final_obs) in the advantage too, as the next target belongs to another episode.
     For `reward` to `gamma`, see `gae`.
 
     `log_ratio` is log(pi(a_t|s_t) / mu(a_t|s_t)) of learning policy pi and acting policy mu. `clip` limits the ratio in

@@ -12,7 +12,7 @@ from gpusim_rl.learn.collective import ALONE, Collective
 def moments(
     x: Float[Tensor, "rows time envs"], valid: Float[Tensor, "time envs"], collective: Collective = ALONE
 ) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """Return mean and variance of each row over the samples of all processes where `valid` is 1.0, not 0.0."""
+    """Return mean and variance of each row over the valid samples of all processes (`valid` is 1.0 or 0.0)."""
     [number] = collective.sum([valid.sum()])
     weight = valid / number.clamp(min=1.0)
     [mean] = collective.sum([(x * weight).sum(dim=(1, 2))])

@@ -16,7 +16,7 @@ _KERNELS: Any = torch  # multi-tensor operations of torch's own optimisers, whic
 
 
 class MaskedAdamW(torch.optim.AdamW):
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) that skips steps by a device tensor, with state in place.
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with device-side step skipping; its state is never moved.
 
     Frozen parameters are left out; if all are frozen, ConfigError is raised. `learning_rate` is a 0-dim device
     tensor if it changes during training. `max_norm` clips the gradient norm.

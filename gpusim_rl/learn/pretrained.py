@@ -36,7 +36,7 @@ class Pretrained(nn.Module):
     Args:
         sizes: Features per group.
         side: Height and width to resize images to, or None.
-        words: Description for users.
+        words: Description to show.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ class Style(Extension):
             + logit_decay * |last weights|^2 + weight_decay * |weights|^2
 
     With `difference`, features are differences from a synchronous reference, divided by their mean absolute value; the
-    reference is zeros, and the gradient penalty is the agent's (ADD, Zhang et al. 2025, arXiv 2505.04961).
+    reference is zeros, and the gradient penalty applies to the agent (ADD, Zhang et al. 2025, arXiv 2505.04961).
 
     Raises:
         ConfigError: The task lacks these observation groups.

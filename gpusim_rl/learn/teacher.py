@@ -36,7 +36,7 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     if theirs != ours:
         problem = f"the policy observes {theirs} numbers, but group {group!r} of this task has {ours}"
-        hint = "Try its task, with task.observations as in its config.yaml; parts for a teacher only have used=false"
+        hint = "Try its task, with task.observations as in its config.yaml; teacher-only parts need used=false"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     return trained
 

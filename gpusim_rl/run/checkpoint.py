@@ -93,7 +93,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
-    """Return this process's state, and whether the number of processes has changed, so that new episodes begin."""
+    """Return this process's state, and whether the number of processes has changed (then new episodes begin)."""
     processes = state.get("processes", {})
     before, now = max(1, len(processes)), collective.size
     if now == before:

@@ -1,4 +1,4 @@
-"""Display of a run: live panel on a terminal, plain lines elsewhere; all but the panel also go to train.log."""
+"""Display of a run: live panel on a terminal, plain lines elsewhere; all but the panel also goes to train.log."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Graphs:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Switch to the capture stream, in order; all code around the segments must run in the block."""
+        """Run the block on the capture stream, in order; it must contain all code around the segments."""
         if self._stream is None:
             yield
             return
@@ -242,7 +242,7 @@ class Graphs:
             raise
 
     def _free_generators(self) -> None:
-        # Generators too, torch's default one included, stay in a capture until a capture with them succeeds. A new
+        # Generators too, torch's default one included, stay in capture mode until a capture with them succeeds. A new
         # state would not help: existing graphs use the old one.
         with suppress(RuntimeError):
             self._capture("all", lambda: torch.zeros((), device=self._device))

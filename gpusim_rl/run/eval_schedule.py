@@ -33,7 +33,7 @@ class EvalSchedule:
     ) -> None:
         """Collect a finished evaluation and begin the next one if it is due.
 
-        `state` builds the checkpoint. Unless `learning`, nothing is evaluated; for the `last` policy, wait.
+        `state` builds the checkpoint. Unless `learning`, nothing is evaluated; `last` waits for the result.
         """
         self._take_result(wait=last)
         if self._process is None or not (learning and self._process.due(iteration, last=last)):

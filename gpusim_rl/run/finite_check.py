@@ -41,7 +41,7 @@ class FiniteCheck:
             raise self._error(f"{place or FLAGS.get(first, first)}{ranks}", row.iterations)
 
     def check_samples(self, row: LogRow, num_envs: int, replay: str | None) -> None:
-        """Raise TaskError if every env diverged in every step of the interval; `replay` is the hint's command."""
+        """Raise TaskError if every env diverged in every step of the interval; `replay`: command for the hint."""
         if row.flags.get("check/valid", 1.0):
             return
         bad = row.numbers["sim/bad_actions"] == row.numbers["sim/diverged"]
@@ -85,7 +85,7 @@ class FiniteCheck:
                 raise self._error(f"the policy ({name})", range(iteration, iteration + 1))
 
     def _error(self, subject: str, iterations: range) -> TaskError:
-        problem = f"{subject} is not finite in {_when(iterations)}; all checkpoints are from earlier"
+        problem = f"{subject} is not finite in {_when(iterations)}; all checkpoints are from earlier iterations"
         return TaskError(problem, key=self._task_name, hint="Try debug.check_task=true to name the hook and the step")
 
 

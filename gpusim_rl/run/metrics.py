@@ -100,7 +100,7 @@ class Metrics:
     """Device accumulators of one row per log interval.
 
     On CUDA a row is copied to pinned memory and read one interval later, so the loop never waits for it. With
-    `late_names`, envs may add names at any step, and processes may differ.
+    `late_names`, envs may add names at any step, and names may differ by process.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Metrics:
         self._stat_names: list[str] = []
         self._latest: dict[str, Tensor] = {}
         self._checked: set[str] = set()  # names of validated statistics
-        self._steps = torch.zeros((), device=device)  # on the device, so that graphs count
+        self._steps = torch.zeros((), device=device)  # on the device, so that graphs can count
         self._taken = 0  # episodes that `take` has returned
         self._in_flight: tuple[Any, list[str], Tensor] | None = None
         self._arrival: torch.cuda.Event | None = None

@@ -79,7 +79,7 @@ class RunDir:
         run_dir = cls(start.run_dir)
         with run_dir.locked():
             if digest_of(start.file) != digest:
-                problem = "another process has just trained it further"
+                problem = "another process has just continued this run"
                 raise ConfigError(problem, key=str(run_dir), hint="Try the command again")
             try:
                 for folder in (run_dir.path, run_dir.checkpoints):
@@ -117,7 +117,7 @@ class RunDir:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip()
                 file.close()
-                problem = f"{holder or 'another process'} is training in this folder; only one process can"
+                problem = f"{holder or 'another process'} is already training in this folder"
                 raise ConfigError(problem, key=str(self), hint=self._branch())
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(file.fileno()).st_ino:

@@ -53,7 +53,7 @@ class StopSignal:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Exclude the block from the iteration's time, such as writing a checkpoint."""
+        """Exclude the block, such as writing a checkpoint, from the iteration's time."""
         self._aside_since = began = time.perf_counter()
         try:
             yield

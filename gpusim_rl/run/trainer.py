@@ -65,7 +65,7 @@ class Trainer:
         """Train until `max_iterations`; return the last row of metrics.
 
         Ctrl-C, SIGTERM and SIGHUP save a checkpoint after the current iteration and exit with code 128 + signal. An
-        iteration over 10 s is aborted; the checkpoint before it remains. A second signal ends the process at once.
+        iteration over 10 s is aborted; the checkpoint before it remains. A second signal ends the process immediately.
         """
         cfg, named = self.cfg, self.start.spec.checkpoint
         with one_line_if_out_of_memory(cfg.num_envs):  # fail before the run folder is made

@@ -168,7 +168,7 @@ OURS = {
     "wandb_activate": "wandb",
     "max_iterations": "max_epochs total_timesteps",
 }
-OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}  # our names by other libraries'
+OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split()}  # other libraries' names to ours
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:

@@ -128,7 +128,7 @@ def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str
     program = sys.argv
     with tempfile.TemporaryDirectory(prefix="gpusim-rl-sweep-") if sweep else nullcontext() as folder:
         more = [] if folder is None else [f"hydra.sweep.dir={quote(folder)}"]
-        sys.argv = [program[0], *arguments, *more]  # Hydra reads nothing else
+        sys.argv = [program[0], *arguments, *more]  # Hydra reads only this
         try:
             hydra.main(str(paths.cfg_dir()), primary, VERSION_BASE)(job)()
         finally:

@@ -30,7 +30,7 @@ LONGEST_NAME = 200  # [bytes]; file names are limited to 255
 
 
 def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags; reject an unknown one with the syntax of settings."""
+    """Parse the flags; reject an unknown one, showing the syntax of settings."""
 
     def refuse(message: str) -> NoReturn:
         bad = re.match(r"unrecognized arguments: (\S+)", message)
@@ -44,7 +44,7 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def refuse_unreadable(overrides: Sequence[str], typed: Sequence[str] = ()) -> None:
-    """Raise ConfigError for an override that Hydra misreads; `typed` has the original order."""
+    """Raise ConfigError for an override that Hydra misreads; `typed` holds the original order."""
     for text in overrides:
         if is_override(text) and value_of(text).strip() == "???":  # Hydra would read None
             raise ConfigError("expected a value, got ???", key=key_of(text))
@@ -109,7 +109,7 @@ def _no_effect(key: str, chosen: str) -> ConfigError:
 def explain(
     error: Exception, arguments: Sequence[str], saved: SavedRun | None = None, config_dir: Path | None = None
 ) -> ConfigError:
-    """Convert an error of Hydra; raise other errors unless an override of Hydra's settings caused them."""
+    """Convert a Hydra error; re-raise others unless an override of Hydra's settings caused them."""
     if isinstance(error, ConfigError):
         return error
     if not isinstance(error, HYDRA_ERRORS):

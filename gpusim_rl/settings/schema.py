@@ -327,7 +327,7 @@ class ClonedConfig:
     """Demonstrations for behaviour cloning."""
 
     file: str | None
-    held_out: Annotated[float, Rule("a number of at least 0 and below 1", lambda value: 0.0 <= value < 1.0)]
+    held_out: Annotated[float, Rule("a number in [0, 1)", lambda value: 0.0 <= value < 1.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,7 +421,7 @@ class DemonstrationsConfig:
     """Demonstrated transitions in addition to the replay memory's."""
 
     file: str | None
-    share: Annotated[float, Rule("a number above 0 and below 1", lambda value: 0.0 < value < 1.0)]
+    share: Annotated[float, Rule("a number in (0, 1)", lambda value: 0.0 < value < 1.0)]
     imitation: NotNegative
 
 

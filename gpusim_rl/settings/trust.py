@@ -36,7 +36,7 @@ def check_saved_settings(
 ) -> dict[str, Any]:
     """Return saved settings, upgraded and with per-call ones reset to defaults, or raise ConfigError.
 
-    Unless `trust`, `named` or a yaml of ours, an installed package or `config_dir` must name code by its exact path.
+    Unless `trust`, code must be named by its exact path: in `named`, our yamls, an installed package or `config_dir`.
     """
     check_plain(settings, where)
     if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):
