@@ -150,7 +150,7 @@ class Study:
         for key in {**before, **now} if before else ():
             if before.get(key) != now.get(key):
                 was, got = (f"{key}={about[key]}" if key in about else f"no {key}" for about in (before, now))
-                raise ConfigError(f"uses {was}, not {got}", key=f"study={cfg.study}", hint=f"Try study={cfg.study}-1")
+                raise ConfigError(f"had {was}, now {got}", key=f"study={cfg.study}", hint=f"Try study={cfg.study}-1")
 
     def _check_trials(self) -> None:
         """Refuse trials on which Optuna or the report would fail."""

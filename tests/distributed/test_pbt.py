@@ -275,7 +275,7 @@ def test_stopped_population_resumes(tmp_path: Path) -> None:
         before[trial] = load(runs[trial][-1] / "checkpoints" / "last.pt")["iteration"]
         assert before[trial] == int(read_csv(runs[trial][-1])[-1]["iteration"]) < 200  # all iterations are saved
     other = pbt_start(tmp_path, "max_iterations=200", "trials=5")
-    assert "study=poles: uses trials=4, not trials=5" in other.communicate(timeout=100)[1] and other.returncode == 2
+    assert "study=poles: had trials=4, now trials=5" in other.communicate(timeout=100)[1] and other.returncode == 2
     again = pbt_start(tmp_path, "max_iterations=200")
     out, err = again.communicate(timeout=500)
     assert again.returncode == 0 and "4 complete" in out, err
