@@ -382,9 +382,9 @@ def test_metrics_reader_limits_size_and_rejects_links(stranger: Stranger, load_t
 
 WRONG_TYPES: dict[str, tuple[dict[str, Any], str]] = {
     "sim": ({"sim": ["mujoco"]}, "sim is a list"),
-    "env": ({"env": {}}, "does not fit task Cartpole.*: no '"),
-    "policy": ({"policy": {}}, "does not fit task Cartpole.*: Error"),
-    "sizes": ({"obs_sizes": {"policy": torch.zeros(2)}}, "does not fit task Cartpole"),
+    "env": ({"env": {}}, "does not match task Cartpole.*: no '"),
+    "policy": ({"policy": {}}, "does not match task Cartpole.*: Error"),
+    "sizes": ({"obs_sizes": {"policy": torch.zeros(2)}}, "does not match task Cartpole"),
     "iteration": ({"iteration": [1]}, "iteration is a list"),
     "seed": ({"seed": "abc"}, "seed is a str"),
     "time": ({"elapsed_s": float("nan")}, "elapsed_s is nan"),

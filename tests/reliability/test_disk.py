@@ -141,7 +141,7 @@ def test_permanently_full_disk_keeps_newest_checkpoint(disk: Disk) -> None:
         disk.fill()
         line = the_error(training.ended())
         saved = load(disk.run / "checkpoints" / "last.pt")["iteration"]
-        assert f"checkpoint is of iteration {saved}" in line
+        assert f"checkpoint is from iteration {saved}" in line
         lost.append(40 - saved)
         disk.make_room()
         again = disk.start(f"checkpoint={disk.inside / disk.run.relative_to(disk.seen)}", "max_iterations=42").ended()

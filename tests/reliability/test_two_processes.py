@@ -27,7 +27,7 @@ def test_only_one_of_two_processes_trains_in_run_folder(tmp_path: Path, slot: Sl
     chance = random.Random(0)
     assert slot.run(TRAIN, *SMALL, "max_iterations=3", cwd=tmp_path).returncode == 0
     run = the_run(tmp_path / "runs")
-    kinds = {"is being trained by": 0, "just now": 0}
+    kinds = {"is already training": 0, "just continued": 0}
     reads = 0
     for number in range(PAIRS):
         before = saved_iteration(run)
@@ -46,7 +46,7 @@ def test_only_one_of_two_processes_trains_in_run_folder(tmp_path: Path, slot: Sl
         line = the_error(loser.ended())
         (kind,) = [kind for kind in kinds if kind in line]
         kinds[kind] += 1
-        assert f"process {winner.pid} on" in line or kind == "just now", line
+        assert f"process {winner.pid} on" in line or kind == "just continued", line
         winner.wait_for(lambda before=before: saved_iteration(run) > before)
         winner.send(signal.SIGTERM)
         assert winner.ended().returncode == 128 + signal.SIGTERM, winner.ended().stderr

@@ -21,7 +21,7 @@ pytest_plugins = ["helpers.cartpole_run"]
 def test_missing_overrides_file_is_a_warning(run_dir, capsys):
     (run_dir / "overrides.yaml").unlink()
     assert read_overrides(paths.Checkpoint(run_dir / "checkpoints" / "last.pt", run_dir)) == []
-    assert f"{run_dir}/overrides.yaml is gone" in capsys.readouterr().err
+    assert f"{run_dir}/overrides.yaml is missing" in capsys.readouterr().err
 
 
 def resumed(*typed: str) -> tuple[dict, list[str]]:

@@ -203,7 +203,7 @@ def test_changed_action_size_is_rejected(run):
     state = checkpoint.load(file)
     state["num_actions"] = 3
     checkpoint.save(file, state)
-    with pytest.raises(ConfigError, match=r"num_actions saved 3, now 1"):
+    with pytest.raises(ConfigError, match=r"num_actions is 1, but the checkpoint has 3"):
         Player.open(str(run))
 
 
