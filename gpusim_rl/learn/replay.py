@@ -278,7 +278,7 @@ class Replay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`, in place."""
         if "final_place" not in state:
-            raise ConfigError("the checkpoint's replay memory has an old format", hint="Try a new run, or test=true")
+            raise ConfigError("outdated replay memory in the checkpoint", hint="Try a new run, or test=true")
         place = state["final_place"].to(self.device)
         self.total.copy_(state["total"])
         self._final_step.fill_(-1).view(-1)[place] = state["final_step"].to(self.device)

@@ -122,5 +122,5 @@ def test_teacher_of_another_robot_warns(tmp_path: Path, capsys: pytest.CaptureFi
     run(tmp_path / "teacher", "Go1Velocity", num_envs=2, max_iterations=1).train()
     teacher = {"run": str(the_run(tmp_path / "teacher")), "weight": 1.0}
     run(tmp_path / "a", "Go2Velocity", num_envs=2, ppo={"teacher": teacher})
-    line = "gpusim_rl.tasks.go1_velocity.Go1Velocity, not of gpusim_rl.tasks.go2_velocity.Go2Velocity"
+    line = "gpusim_rl.tasks.go1_velocity.Go1Velocity, not gpusim_rl.tasks.go2_velocity.Go2Velocity"
     assert line in capsys.readouterr().err

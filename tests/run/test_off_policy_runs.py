@@ -132,7 +132,7 @@ def test_changed_capacity_or_algorithm_is_rejected_at_resume(sac_run: Path) -> N
     run = str(sac_run)
     with pytest.raises(ConfigError, match=r"sac\.replay\.capacity: saved 400, now 800"):
         make_trainer(prepare("Cartpole", checkpoint=run, max_iterations=8, sac={"replay": {"capacity": 800}}))
-    with pytest.raises(ConfigError, match=r"is of algo=sac, not algo=td3"):
+    with pytest.raises(ConfigError, match=r"algo=sac, not algo=td3"):
         make_trainer(prepare("Cartpole", checkpoint=run, algo="td3"))
 
 

@@ -605,7 +605,7 @@ def test_diverged_env_is_masked_counted_and_dumped(tmp_path, capfd):
     assert dump["task"] == "Faulty" and dump["iteration"] == 2 and dump["env"] == 1
     assert dump["config"]["task"]["speed_at"] == 11
     assert (dump["state"]["cartpole"]["joint_vel"] == 1e30).all() and dump["action"].shape == (1,)
-    assert_rejected(tmp_path, "not a checkpoint", Faulty, checkpoint=str(the_run(tmp_path) / "diverged.pt"))
+    assert_rejected(tmp_path, "not a training checkpoint", Faulty, checkpoint=str(the_run(tmp_path) / "diverged.pt"))
 
     run, before = the_run(tmp_path), (the_run(tmp_path) / "diverged.pt").read_bytes()
     make_trainer(Faulty, tmp_path, checkpoint=str(run), max_iterations=5, task={"speed_at": 30}).train()
