@@ -204,7 +204,7 @@ def require(parity: Parity, name: str) -> None:
     """Raise ConfigError if a file's error is too large, or too many choices differ."""
     if not parity.max_error <= parity.allowed or parity.borders > BORDER * parity.observations:
         problem = f"differs from the policy by {parity.max_error:.2g} (expected at most {parity.allowed:.2g}), and in"
-        problem += f" {parity.borders} of {parity.observations:,} choices; nothing was written"
+        problem += f" {parity.borders} of {parity.observations:,} actions; nothing was written"
         raise ConfigError(problem, key=name, hint="Try another version of onnxruntime or torch")
 
 

@@ -34,8 +34,8 @@ def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
 def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     """Estimate constraint rows and contacts to allocate per world; rows are a limit per world, contacts are pooled.
 
-    Assumes that many geoms touch the ground with half of their contacts, and that some touch each other. This is over
-    twice the need of a thrown Ant; a short MuJoCo trial may raise it.
+    Assumes that many geoms touch the ground with half of their contacts, and that some touch each other. That is over
+    twice what a tumbling Ant uses; a short MuJoCo trial may raise it.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     touch = may_touch(model)

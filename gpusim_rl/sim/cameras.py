@@ -23,7 +23,7 @@ class Cameras:
     """Cameras of a simulator; the renderer is created when the first camera is requested.
 
     `state`: positions [num_envs, nq], mocap positions and orientations. `num_threads`: None = one per CPU. `graphs`:
-    those of a simulator on Warp.
+    Warp graphs, if any.
     """
 
     def __init__(

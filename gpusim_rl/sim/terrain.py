@@ -129,7 +129,7 @@ class Terrain:
 
 @dataclass(frozen=True, slots=True)
 class _Canvas:
-    """Patches of one kind's columns, at all levels at once."""
+    """Column block of one terrain kind, at all levels."""
 
     cfg: TerrainConfig
     random: np.random.Generator

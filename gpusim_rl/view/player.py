@@ -183,7 +183,7 @@ def _zero_action(env: Environment) -> Tensor:
 
 
 def whole_episodes(spec: RunSpec, sim: str, num_envs: int, seed: int, on: str = "auto") -> VecEnv:
-    """Build a task's envs, on device `on` if available, for whole episodes from the task's own starts."""
+    """Build a task's envs, on device `on` if available, for whole episodes from normal resets."""
     device, number = torch.device("cpu"), on.removeprefix("cuda:")
     if on != "cpu" and "cuda" in SIMULATORS[sim].devices and torch.cuda.is_available():
         here = number.isdecimal() and int(number) < torch.cuda.device_count()
