@@ -348,7 +348,7 @@ def test_missing_ray_is_reported_with_pip_command(tmp_path: Path, monkeypatch: p
 def test_untested_ray_version_is_rejected(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
     monkeypatch.setattr(provenance, "installed_version", {"ray": "3.1.0"}.get)
-    with pytest.raises(ConfigError, match=re.escape(f"actors=ray needs {ray_cluster.REQUIREMENT}, and 3.1.0 is")):
+    with pytest.raises(ConfigError, match=re.escape(f"actors=ray needs {ray_cluster.REQUIREMENT}, but 3.1.0 is")):
         ray_cluster.require_ray("actors=ray")
     assert f'ray = ["{ray_cluster.REQUIREMENT}"]' in (ROOT / "pyproject.toml").read_text()
 

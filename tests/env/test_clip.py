@@ -141,7 +141,7 @@ def names(shape: str, kind: str, data: bytes = b"") -> bytes:
 
 LETTERS = np.arange(0x4E00, 0x4E00 + 9_999, dtype="<u4")
 HOSTILE = {
-    "empty": (b"", "is empty"),
+    "empty": (b"", "empty"),
     "text": (b"time,x,y\n0,1,2\n", "not a zip file"),
     "pickle": (pickle.dumps(Evil()), "not a zip file"),
     "pickle-inside": (objects(), "Python objects"),

@@ -396,7 +396,7 @@ def test_outdated_package_is_reported(monkeypatch, name, older, need):
     with pytest.raises(ConfigError) as error:
         make(name, ball_scene(), 1)
     got = older[Requirement(need).name]
-    assert error.value.problem.startswith(f"sim={name} needs {need}, and {got}")
+    assert error.value.problem.startswith(f"sim={name} needs {need}, but {got}")
     assert "pip install 'mujoco>=" in error.value.hint
 
 
