@@ -24,9 +24,9 @@ class AntConfig(LocomotionConfig):
 class Ant(Locomotion[AntConfig]):
     """Ant: run along +x, as fast as possible without falling.
 
-    Observations, actions and reward terms are those of IsaacGymEnvs' Ant.
+    Observations, actions and reward terms match IsaacGymEnvs' Ant.
 
-    Action space: 8 numbers in [-1, 1], torque / 15 N m: hip and ankle of the legs 1 to 4.
+    Action space: 8 numbers in [-1, 1], torque / 15 N m: hip and ankle of legs 1 to 4.
 
     Observation space:
     | num   | name        | observation                                                      | unit   |
@@ -35,7 +35,7 @@ class Ant(Locomotion[AntConfig]):
     | 1-3   | lin_vel     | velocity of the torso, torso frame                               | m/s    |
     | 4-6   | ang_vel     | angular velocity of the torso, torso frame                       | rad/s  |
     | 7-9   | angles      | yaw, roll, angle to the target                                   | rad    |
-    | 10-11 | directions  | projection of the torso's up axis on z, of its heading on target | -      |
+    | 10-11 | directions  | torso up axis projected on z, heading on the target direction    | -      |
     | 12-19 | joint_pos   | joint positions, limits mapped to [-1, 1]                        | -      |
     | 20-27 | joint_vel   | joint velocities x 0.2                                           | rad/s  |
     | 28-51 | foot_wrench | contact force and torque on the feet x 0.1, foot frame           | N, N m |
@@ -43,7 +43,7 @@ class Ant(Locomotion[AntConfig]):
 
     Reward terms (see `Locomotion.rewards`): progress (speed towards the target [m/s]), alive, up, heading, action cost,
     energy cost, joints at their limits, and a penalty for falling that replaces the other terms. Start: joints +-0.2
-    rad and +-0.1 rad/s around the reference pose. Termination: the torso is lower than 0.31 m.
+    rad and +-0.1 rad/s around the reference pose. Termination: the torso is below 0.31 m.
     """
 
     Config = AntConfig

@@ -36,7 +36,7 @@ class AnymalConfig(TaskConfig):
 
 
 def scales(cfg: Any) -> dict[str, float]:
-    """Return the scales of the parts that both tasks observe."""
+    """Return the scales of the observation terms that both Anymal tasks share."""
     names = {"lin_vel": "lin_vel", "ang_vel": "ang_vel", "command": "lin_vel", "command_yaw": "ang_vel"}
     return {part: getattr(cfg, f"{name}_scale") for part, name in {**names, "joint_vel": "joint_vel"}.items()}
 
@@ -49,12 +49,12 @@ def base_motion(robot: Articulation, down: Float[Tensor, "envs 3"]) -> Parts:
 
 
 class Anymal(Task[AnymalConfig]):
-    """Anymal: walk with the commanded velocity and yaw rate.
+    """Anymal: walk at the commanded velocity and yaw rate.
 
-    Observations, actions, commands and rewards are those of IsaacGymEnvs' Anymal; physics runs at 200 Hz, not 100 Hz.
+    Observations, actions, commands and rewards match IsaacGymEnvs' Anymal; physics runs at 200 Hz, not 100 Hz.
 
-    Action space: 12 numbers in [-1, 1], offset of the joint targets from the stance / 0.5 rad: abduction, hip flexion
-    and knee flexion of the legs left front, left hind, right front, right hind.
+    Action space: 12 numbers in [-1, 1], joint target offsets from the stance / 0.5 rad: abduction, hip flexion and knee
+    flexion of the left front, left hind, right front and right hind legs.
 
     Observation space:
     | num   | name        | observation                                     | unit  |
@@ -69,9 +69,9 @@ class Anymal(Task[AnymalConfig]):
     | 36-47 | actions     | last action                                     | -     |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
-    rate, and a penalty for squared torques. The penalty is limited to the sum of the others: the reward is never < 0.
-    Start: the stance, each joint angle x 0.5 to 1.5, joint velocities +-0.1 rad/s; a random command for the episode.
-    Termination: more than 1 N on the base or a knee.
+    rate, and a penalty for squared torques. The penalty is capped at the sum of the other terms, so the reward is never
+    negative. Start: the stance with each joint angle x 0.5 to 1.5, joint velocities +-0.1 rad/s; one random command per
+    episode. Termination: more than 1 N on the base or a knee.
     """
 
     Config = AnymalConfig
@@ -124,14 +124,14 @@ class Anymal(Task[AnymalConfig]):
         self.stance = self.robot.default_joint_pos
         ranges = {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw}
         self.commands = Commands(self, ranges, units={"x": "m/s", "y": "m/s", "yaw": "rad/s"})
-        self.errors = torch.zeros(2, self.num_envs, device=self.device)  # of velocity [m/s] and yaw rate [rad/s]
+        self.errors = torch.zeros(2, self.num_envs, device=self.device)  # velocity [m/s] and yaw rate [rad/s]
         self.weights = self.dt * torch.tensor([[cfg.lin_vel_weight], [cfg.ang_vel_weight]], device=self.device)
         self.scales = scales(cfg)
         self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).expand(self.num_envs, 3)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         stretch, joint_vel = self.random.uniform(-1.0, 1.0, 2, len(self.robot.joint_names)).unbind(dim=1)
-        joint_pos = torch.addcmul(self.stance, self.stance, stretch, value=0.5)  # stance x (1 + stretch / 2)
+        joint_pos = torch.addcmul(self.stance, self.stance, stretch, value=0.5)  # stance * (1 + stretch / 2)
         self.robot.set_state(where, joint_pos=joint_pos, joint_vel=0.1 * joint_vel)
         self.commands.resample(where)
 

@@ -1,4 +1,4 @@
-"""AnymalTerrain: a quadruped learns to walk over slopes, stairs and obstacles that grow with its skill."""
+"""AnymalTerrain: a quadruped learns to walk over slopes, stairs and obstacles that get harder as it improves."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
 from .anymal import Anymal, base_motion, scales
 
-# Knees belong to the thighs, feet to the shanks.
+# Knees are part of the thigh bodies, feet of the shanks.
 KNEES, FEET = ([f"{leg}_{part}" for leg in ("LF", "LH", "RF", "RH")] for part in ("THIGH", "SHANK"))
 FOOT_RADIUS = 0.04  # m; smaller feet get caught inside the steps of a height field
-STIFFNESS = 80.0  # of the servos [N m/rad]; IsaacGymEnvs' Anymal on flat ground has 85
+STIFFNESS = 80.0  # of the servos [N m/rad]; IsaacGymEnvs' flat-ground Anymal uses 85
 SCAN_X = [0.1 * x for x in (-8, -7, -6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8)]  # m ahead of the base
-SCAN_Y = [0.1 * y for y in (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)]  # m to its left
+SCAN_Y = [0.1 * y for y in (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)]  # m to the left of the base
 SCAN = torch.cartesian_prod(torch.tensor(SCAN_X), torch.tensor(SCAN_Y))
 BASE_HEIGHT = 0.5  # above the ground, when standing [m]
 LEAST_SPEED = 0.25  # slower commands count as 0 [m/s]
 TURN_RATE = 0.5  # commanded yaw rate / angle to the heading [1/s]
-STEP_TIME = 0.5  # a foot is rewarded for longer time in the air [s]
+STEP_TIME = 0.5  # air time of a foot beyond this is rewarded [s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +71,15 @@ class AnymalTerrainConfig(TaskConfig):
 class AnymalTerrain(Task[AnymalTerrainConfig]):
     """AnymalTerrain: walk over rough ground, with the commanded velocity and heading.
 
-    Observations, commands, rewards and curriculum are those of IsaacGymEnvs' AnymalTerrain. Differences: physics runs
-    four steps per action (there five, against its settings); after the hardest level comes a random one, not the
-    easiest; a robot moves down by its own command (there by the norm over all robots that reset in the same step);
-    stairs rise within 10 cm; rough ground is +-2.5 cm at the easiest level and +-10 cm at the hardest (there at all);
-    feet are balls of 4 cm, not 3 cm; friction is not random; at a command of 0 a robot turns to the commanded heading,
-    not to +x.
+    Observations, commands, rewards and curriculum match IsaacGymEnvs' AnymalTerrain. Differences: physics runs four
+    steps per action (original: five, contrary to its settings); after the hardest level comes a random one, not the
+    easiest; whether a robot moves down depends on its own command (original: on the norm over all robots reset in the
+    same step); stairs rise within 10 cm; rough ground is +-2.5 cm at the easiest level and +-10 cm at the hardest
+    (original: at all levels); foot radius is 4 cm, not 3 cm; friction is not randomised; with zero commanded velocity a
+    robot turns to the commanded heading, not to +x.
 
-    Action space: 12 numbers in [-10, 10], offset of the joint targets from the stance / 0.5 rad: abduction, hip flexion
-    and knee flexion of the legs left front, left hind, right front, right hind.
+    Action space: 12 numbers in [-10, 10], joint target offsets from the stance / 0.5 rad: abduction, hip flexion and
+    knee flexion of the left front, left hind, right front and right hind legs.
 
     Observation space: (uniform noise is added to all but commands and last action)
     | num     | name        | observation                                                    | unit  |
@@ -91,20 +91,20 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     | 11      | command_yaw | commanded yaw rate x 0.25                                      | rad/s |
     | 12-23   | joint_pos   | joint positions                                                | rad   |
     | 24-35   | joint_vel   | joint velocities x 0.05                                        | rad/s |
-    | 36-175  | heights     | base above 14 x 10 points of the ground - 0.5 m, in +-1 m, x 5 | m     |
+    | 36-175  | heights     | base height over 14 x 10 ground points - 0.5 m, +-1 m, x 5     | m     |
     | 176-187 | actions     | last action                                                    | -     |
 
     Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
-    rate, and the time in the air beyond 0.5 s of feet that land, if a velocity is commanded; penalties for vertical
-    velocity, roll and pitch rate, torques, changes of joint velocities and actions, and knees in contact. `floor`
-    raises a negative sum to 0. Start: above the platform of a patch, +-0.5 m; the stance, each joint angle x 0.5 to
-    1.5, joint velocities +-0.1 rad/s; a random command for the episode. Every 15 s a push sets the horizontal velocity
-    of all robots to +-1 m/s. Each env has its own kind of patch. At the end of an episode it moves one level up if the
-    robot walked further than half a patch, one level down if it walked less than a quarter of the commanded distance.
-    Termination: more than 1 N on the base.
+    rate, and the air time beyond 0.5 s of landing feet, if a velocity is commanded; penalties for vertical velocity,
+    roll and pitch rate, torques, changes of joint velocities and actions, and knee contacts. `floor` raises a negative
+    sum to 0. Start: above the platform of a patch, +-0.5 m; the stance with each joint angle x 0.5 to 1.5, joint
+    velocities +-0.1 rad/s; one random command per episode. Every 15 s a push sets the horizontal velocity of all robots
+    within +-1 m/s. Each env keeps one kind of patch. At the end of an episode it moves up a level if the robot walked
+    further than half a patch, down a level if it walked less than a quarter of the commanded distance. Termination:
+    more than 1 N on the base.
 
-    `success` in the log is the share of episodes in which the robot walked further than half a patch. Levels differ
-    from run to run, so compare it with `fixed_level`: all robots are then on that level.
+    Log: `success`, share of episodes in which the robot walked further than half a patch. Levels differ between runs,
+    so compare runs with `fixed_level`, which puts all robots on one level.
     """
 
     Config = AnymalTerrainConfig
@@ -135,7 +135,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         ranges = {"x": cfg.command_x, "y": cfg.command_y, "heading": cfg.command_heading}
         self.commands = Commands(self, ranges, units={"x": "m/s", "y": "m/s", "heading": "rad"})
         self.push_interval = torch.full((num,), control_steps(cfg.push_interval, self.dt), device=device)
-        self.push = PushTimer(self.push_interval.clone())  # all robots at once, whenever their episodes began
+        self.push = PushTimer(self.push_interval.clone())  # all robots at once, regardless of episode starts
         self.down = torch.tensor([0.0, 0.0, -1.0], device=device).expand(num, 3)
 
         self.terrain = Terrain(cfg.terrain, device)
@@ -146,8 +146,8 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.ended = torch.zeros(num, dtype=torch.bool, device=device)
         self.passed = torch.zeros(num, dtype=torch.bool, device=device)  # further than half a patch from its centre
 
-        self.air_time = torch.zeros(num, len(FEET), device=device)  # since each foot touched the ground [s]
-        self.on_ground = torch.zeros(num, len(FEET), dtype=torch.bool, device=device)  # each foot; of rewards()
+        self.air_time = torch.zeros(num, len(FEET), device=device)  # since each foot last touched the ground [s]
+        self.on_ground = torch.zeros(num, len(FEET), dtype=torch.bool, device=device)  # each foot; set by rewards()
         self.last_joint_vel = torch.zeros_like(self.robot.joint_vel)
         self.last_actions = torch.zeros(num, self.num_actions, device=device)
         weights = {
@@ -168,7 +168,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         num_joints = len(self.robot.joint_names)
         everyone = where[:, None]
-        if self.cfg.fixed_level is not None:  # whatever levels a training has reached
+        if self.cfg.fixed_level is not None:  # overrides levels reached in training
             self.levels.value.fill_(self.cfg.fixed_level)
         level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
         torch.where(everyone, self.terrain.origins[level, self.column], self.origin, out=self.origin)
@@ -180,7 +180,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.robot.set_state(
             where,
             root_pos=root_pos,
-            joint_pos=torch.addcmul(self.stance, self.stance, stretch, value=0.5),  # stance x (1 + stretch / 2)
+            joint_pos=torch.addcmul(self.stance, self.stance, stretch, value=0.5),  # stance * (1 + stretch / 2)
             joint_vel=0.1 * joint_vel,
         )
         self.commands.resample(where, unit[:, sum(sizes) :])
@@ -236,7 +236,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         cfg, robot = self.cfg, self.robot
         walked = _norm(robot.root_pos[:, :2] - self.origin[:, :2])
         speed = _norm(self.commands.value[:, :2])
-        quarter = (speed * (speed > LEAST_SPEED)) * (0.25 * cfg.episode_length * self.dt)  # of what is commanded
+        quarter = (speed * (speed > LEAST_SPEED)) * (0.25 * cfg.episode_length * self.dt)  # of the commanded distance
         torch.gt(walked, 0.5 * cfg.terrain.patch_size, out=self.passed)
         self.ended.copy_(done)
         if cfg.fixed_level is None:
@@ -260,7 +260,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         }
 
     def _velocity(self) -> tuple[Float[Tensor, "envs 2"], Bool[Tensor, " envs"]]:
-        """Return the commanded x and y velocity [m/s], and whether there is one."""
+        """Return the commanded x and y velocity [m/s], and whether it is above `LEAST_SPEED`."""
         velocity = self.commands.value[:, :2]
         walks = _norm(velocity) > LEAST_SPEED
         return velocity * walks[:, None], walks
@@ -271,7 +271,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         return (TURN_RATE * wrap_angle(self.commands["heading"] - yaw)).clamp(-limit, limit)
 
     def _heights(self, yaw: Float[Tensor, " envs"]) -> Float[Tensor, "envs points"]:
-        """Return the base's height above points of the ground, minus its standing height, clamped to [-1, 1] [m]."""
+        """Return the base height above ground points, minus the standing height, clamped to [-1, 1] [m]."""
         ground = self.terrain.scan(self.robot.root_pos, yaw, self.scan_points)
         return (self.robot.root_pos[:, 2:] - BASE_HEIGHT - ground).clamp(-1.0, 1.0)
 

@@ -14,9 +14,9 @@ from gpusim_rl.env import Parts, Task, TaskConfig
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
-HIP_RADIUS, HIP_HEIGHT = 0.4, -0.03  # m; radius and height of the circle of the hips, tray frame
-FALL_RADIUS = 0.5  # m; the ball falls onto a circle of this radius, the tray's own
-LOST_HEIGHT = 0.15  # m, of the ball's centre; below 1.5 radii it is off the tray
+HIP_RADIUS, HIP_HEIGHT = 0.4, -0.03  # m; radius and height of the hip circle, tray frame
+FALL_RADIUS = 0.5  # m; radius of the tray, onto which the ball falls
+LOST_HEIGHT = 0.15  # m; height of the ball's centre; below 1.5 ball radii it is off the tray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class BallBalanceConfig(TaskConfig):
 class BallBalance(Task[BallBalanceConfig]):
     """BallBalance: catch a falling ball with a tray, and keep it still over the middle.
 
-    Observations, actions, reward and start are those of IsaacGymEnvs' BallBalance. Differences: its force sensors
-    become the force of the ball on the tray (its code repeats the x component three times); its attractors become ball
-    joints between the feet and the ground; the knees are softer, with the same lag (see the MJCF).
+    Observations, actions, reward and start match IsaacGymEnvs' BallBalance. Differences: the force of the ball on the
+    tray replaces the force sensors (the original repeats the x component three times); ball joints between feet and
+    ground replace the attractors; the knees are softer, with the same lag (see the MJCF).
 
-    Action space: 3 numbers in [-1, 1], speed at which the target positions of the knees move / `action_speed`.
+    Action space: 3 numbers in [-1, 1], velocities of the knees' target positions / `action_speed`.
 
     Observation space:
     | num   | name       | observation                                                  | unit  |
@@ -47,9 +47,9 @@ class BallBalance(Task[BallBalanceConfig]):
     | 12-14 | tray_force | force of the ball on the tray x 0.05, tray frame             | N     |
     | 15-23 | hip_torque | torque of that force about the three hips x 0.05, tray frame | N m   |
 
-    Reward per step: 1 / (1 + distance) x 1 / (1 + speed) of the ball, the distance [m] from the point `target_height`
-    over the middle. Start: the tray is level. The ball is 1 to 2 m high over the tray and falls at 5 m/s. It moves
-    inwards at a random speed, up to 5 m/s at the edge and 0 in the middle. Termination: the ball is lower than 0.15 m.
+    Reward per step: 1 / (1 + distance) x 1 / (1 + speed) of the ball, with the distance [m] from the point
+    `target_height` above the middle. Start: the tray is level. The ball is over it, 1 to 2 m high, falling at 5 m/s and
+    moving inwards at random speed: up to 5 m/s at the edge, 0 in the middle. Termination: the ball is below 0.15 m.
     """
 
     Config = BallBalanceConfig

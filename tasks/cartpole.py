@@ -28,10 +28,10 @@ class CartpoleConfig(TaskConfig):
 class Cartpole(Task[CartpoleConfig]):
     """Cartpole: keep the pole upright, with the cart on its rail.
 
-    Observations, action, reward and start are those of IsaacGymEnvs' Cartpole.
+    Observations, action, reward and start match IsaacGymEnvs' Cartpole.
 
-    Action space: 1 number in [-1, 1], the force on the cart / `max_force`. With `discrete` it is a choice: 0 pushes to
-    the left with `max_force`, 1 to the right, as in Gymnasium's CartPole.
+    Action space: 1 number in [-1, 1], the force on the cart / `max_force`. With `discrete`, an action of 0 pushes left
+    with `max_force` and 1 pushes right, as in Gymnasium's CartPole.
 
     Observation space:
     | num | name       | observation                     | unit  |
@@ -42,7 +42,7 @@ class Cartpole(Task[CartpoleConfig]):
     | 3   | pole_vel   | angular velocity of the pole    | rad/s |
 
     Reward per step: 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; on failure `death_cost` instead. Start:
-    positions +-0.1 m and rad, velocities +-0.25 m/s and rad/s. Termination: the cart is further than `reset_distance`
+    positions +-0.1 m or rad, velocities +-0.25 m/s or rad/s. Termination: the cart is further than `reset_distance`
     from the middle, or the pole is below horizontal.
     """
 

@@ -1,4 +1,4 @@
-"""CartpoleCamera: Cartpole, seen by a camera."""
+"""CartpoleCamera: Cartpole from camera images."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class CartpoleCameraConfig(CartpoleConfig):
 
 
 class CartpoleCamera(Cartpole):
-    """CartpoleCamera: keep the pole upright by images, from a camera next to the rail.
+    """CartpoleCamera: keep the pole upright from images, by a camera next to the rail.
 
-    Action space: 1 number in [-1, 1], the force on the cart / `max_force`; with `discrete` a choice, as in Cartpole.
+    Action space: 1 number in [-1, 1], the force on the cart / `max_force`; with `discrete`, 0 or 1 as in Cartpole.
 
-    Observation space: the policy gets the images `camera`, red, green and blue, or one channel of depth. It finds the
-    velocities in successive frames (`ppo.network.encoder.frames`). The critic, and a teacher, get Cartpole's numbers:
+    Observation space: the policy gets `camera` images, RGB or one depth channel, and infers velocities from successive
+    frames (`ppo.network.encoder.frames`). The critic and a teacher get Cartpole's observation:
     | num | name       | observation                     | unit  |
     |-----|------------|---------------------------------|-------|
     | 0   | cart_pos   | position of the cart            | m     |
@@ -39,7 +39,7 @@ class CartpoleCamera(Cartpole):
     | 2   | pole_angle | angle of the pole, 0 is upright | rad   |
     | 3   | pole_vel   | angular velocity of the pole    | rad/s |
 
-    Reward per step: that of Cartpole. Start: that of Cartpole. Termination: that of Cartpole.
+    Reward per step: as in Cartpole. Start: as in Cartpole. Termination: as in Cartpole.
     """
 
     Config = CartpoleCameraConfig

@@ -1,4 +1,4 @@
-"""CartpoleSwingup: a cart swings a pole up, by numbers or by images."""
+"""CartpoleSwingup: a cart swings a pole up, from state or from images."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CartpoleSwingupConfig(TaskConfig):
 class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     """CartpoleSwingup: swing a pole up, by moving its cart, and keep it upright in the middle of the rail.
 
-    Cart, pole and reward are those of `cartpole-swingup` in dm_control (Tassa et al. 2018, arXiv 1801.00690). There an
-    episode has 1000 control steps of 0.01 s; here it has 250 of 0.04 s, so that returns are a quarter.
+    Cart, pole and reward match `cartpole-swingup` in dm_control (Tassa et al. 2018, arXiv 1801.00690). An episode has
+    250 control steps of 0.04 s (dm_control: 1000 of 0.01 s), so returns are a quarter as high.
 
     Action space: 1 number in [-1, 1], the force on the cart / `max_force`.
 
@@ -39,16 +39,16 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     |-----|-----------|--------------------------------------|-------|
     | 0   | cart_pos  | position of the cart                 | m     |
     | 1   | cart_vel  | velocity of the cart                 | m/s   |
-    | 2   | pole_cos  | cosine of the pole's angle, 1 above  | -     |
-    | 3   | pole_sin  | sine of the pole's angle             | -     |
+    | 2   | pole_cos  | cosine of the pole angle, 1 upright  | -     |
+    | 3   | pole_sin  | sine of the pole angle               | -     |
     | 4   | pole_vel  | angular velocity of the pole         | rad/s |
 
-    With `vision=rgb` these are for the critic and a teacher. The policy gets the images `camera` from next to the rail,
-    and finds the velocities in successive frames (`network.encoder.frames`).
+    With `vision=rgb`, the critic and a teacher get these. The policy gets `camera` images from next to the rail and
+    infers velocities from successive frames (`network.encoder.frames`).
 
     Reward per step, from 0 to 1: (1 + cosine of the angle) / 2 x (1 + 0.1^(x^2)) / 2 x (1 + 0.1^(v^2)) / 2 x (4 + 1 -
     a^2) / 5, with x the position of the cart / 2 m, v the angular velocity / 5 rad/s and a the action. Start: in the
-    middle, the pole hanging, each number off by a normal deviate of 0.01. No termination.
+    middle, the pole hanging, with normal noise (standard deviation 0.01) on each position and velocity. No termination.
     """
 
     Config = CartpoleSwingupConfig

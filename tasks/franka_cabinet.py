@@ -18,8 +18,8 @@ from .franka_reach import MAX_LEAD as ARM_LEAD
 
 START = [1.157, -1.066, -0.155, -2.239, -1.841, 1.003, 0.469, 0.035, 0.035]  # joint positions [rad, m]
 TARGET_SPEEDS = [1.0] * 7 + [0.1] * 2  # of the arm [rad/s] and the fingers [m/s], times action_scale
-MAX_LEAD = [*ARM_LEAD, 0.04, 0.04]  # largest distance of a target from its joint [rad, m]; fingers: their whole range
-FINGER_REACH = 0.04  # m; a finger is rewarded when it is nearer than this to the handle's height
+MAX_LEAD = [*ARM_LEAD, 0.04, 0.04]  # maximum distance of a target from its joint [rad, m]; fingers: full range
+FINGER_REACH = 0.04  # m; fingers closer than this to the handle's height are rewarded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +44,20 @@ class FrankaCabinetConfig(TaskConfig):
 class FrankaCabinet(Task[FrankaCabinetConfig]):
     """FrankaCabinet: open a drawer, the top one of a cabinet, by its handle.
 
-    Observations, actions and reward terms are those of IsaacGymEnvs' FrankaCabinet. Differences: the cabinet is ours,
-    its drawer is empty; the gripping point is between the fingertips, not next to them; targets stay near the joints,
-    which keeps speeds near the robot's limits (PhysX enforces them). An episode ends when the drawer is open, which
-    makes an almost open drawer worth more; `end_when_open=false` avoids it. Log: `success`, share of episodes that end
+    Observations, actions and reward terms match IsaacGymEnvs' FrankaCabinet. Differences: the cabinet model is our own,
+    with an empty drawer; the gripping point is between the fingertips, not next to them; targets stay near the joints,
+    which keeps speeds near the robot's limits (PhysX enforces them). An episode ends when the drawer is open, so
+    holding it almost open earns more; `end_when_open=false` avoids this. Log: `success`, share of episodes that end
     with an open drawer.
 
-    Action space: 9 numbers in [-1, 1], how fast the joints' targets move / 7.5 rad/s (fingers 0.75 m/s).
+    Action space: 9 numbers in [-1, 1], velocities of the joint targets / 7.5 rad/s (fingers: 0.75 m/s).
 
     Observation space:
     | num   | name       | observation                                             | unit       |
     |-------|------------|---------------------------------------------------------|------------|
     | 0-8   | joint_pos  | joint positions, limits mapped to [-1, 1]: arm, fingers | -          |
     | 9-17  | joint_vel  | joint velocities x 0.1                                  | rad/s, m/s |
-    | 18-20 | to_handle  | from the gripping point to the handle                   | m          |
+    | 18-20 | to_handle  | vector from the gripping point to the handle            | m          |
     | 21    | drawer_pos | opening of the drawer                                   | m          |
     | 22    | drawer_vel | velocity of the drawer                                  | m/s        |
 
@@ -128,7 +128,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
         handle, opening = self.handle.pos[:, 0], self.drawer.joint_pos[:, 0]
         distance = torch.linalg.vector_norm(handle - grip, dim=1)
         near = 1.0 / (1.0 + distance.square()).square()
-        # The hand points along -x, its left finger up: elements of the rotation matrix.
+        # 1 if the hand points along -x with its left finger up: rotation matrix elements.
         w, x, y, z = self.hand.quat[:, 0].unbind(dim=1)
         facing, level = -2.0 * (x * z + w * y), 2.0 * (y * z + w * x)
         above, below = left[:, 2] - handle[:, 2], handle[:, 2] - right[:, 2]

@@ -19,7 +19,7 @@ from gpusim_rl.sim import Articulation, Scene, Sim
 START = [0.0, 0.1963, 0.0, -2.6180, 0.0, 2.9416, 0.7854, 0.035, 0.035]  # joint positions [rad, m]
 TABLE_HEIGHT = 1.025  # m
 SIZE_A, SIZE_B = 0.05, 0.07  # m
-CLEAR = (SIZE_A + SIZE_B) * math.sqrt(2.0)  # m; cubes with this distance of their middles never touch, in any rotation
+CLEAR = (SIZE_A + SIZE_B) * math.sqrt(2.0)  # m; cubes with centres this far apart never touch, in any rotation
 TORQUE_LIMITS, SPEED_LIMITS = [87.0] * 4 + [12.0] * 3, [2.175] * 4 + [2.61] * 3  # N m, rad/s
 POSE_LIMITS = [0.1] * 3 + [0.5] * 3  # m, rad
 STIFFNESS, POSTURE_STIFFNESS = 150.0, 10.0  # 1/s^2, critically damped
@@ -42,37 +42,37 @@ class FrankaCubeStackConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         if self.start_position_noise < CLEAR:
-            expected = f"at least {CLEAR:.2f} m, so that the cubes lie apart"
+            expected = f"at least {CLEAR:.2f} m, so that the cubes do not overlap"
             raise ConfigError(key="task.start_position_noise", expected=expected, got=self.start_position_noise)
 
 
 class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     """FrankaCubeStack: stack two cubes, A on B, and let go.
 
-    Observations, actions, reward terms and the controller are those of IsaacGymEnvs' FrankaCubeStack. Differences:
-    episodes continue when the cubes are stacked, since an end makes holding the cube at its goal worth more than
+    Observations, actions, reward terms and controller match IsaacGymEnvs' FrankaCubeStack. Differences: episodes
+    continue once the cubes are stacked, since termination would make holding the cube at its goal worth more than
     releasing it (`end_when_stacked=true` ends them); the controller uses the Jacobian of the gripping point, not of the
-    hand; reduced torques keep joint speeds near their limits, which PhysX enforces; the fingers' drives are softer
-    (2000 N/m, 60 N s/m, at most 70 N; there 5000, 100, 200). Log: `success`, share of episodes that end with cube A
-    released on cube B; `stacked`, share of control steps.
+    hand; reduced torques keep joint speeds near their limits, which PhysX enforces; the finger drives are softer (2000
+    N/m, 60 N s/m, at most 70 N; original: 5000, 100, 200). Log: `success`, share of episodes that end with cube A
+    released on cube B; `stacked`, share of control steps in that state.
 
     Action space: 7 numbers in [-1, 1]: displacement of the gripping point / 0.1 m, rotation vector / 0.5 rad, and the
-    gripper, open at 0 and above. With `control_type=joint_tor` 8: torques / (87 or 12 N m), and the gripper.
+    gripper, open at 0 and above. With `control_type=joint_tor`, 8 numbers: torques / (87 or 12 N m), and the gripper.
 
     Observation space:
     | num   | name      | observation                                             | unit |
     |-------|-----------|---------------------------------------------------------|------|
     | 0-3   | cube_quat | orientation of cube A, wxyz                             | -    |
     | 4-6   | cube_pos  | position of cube A                                      | m    |
-    | 7-9   | to_cube_b | from cube A to cube B                                   | m    |
+    | 7-9   | to_cube_b | vector from cube A to cube B                            | m    |
     | 10-12 | hand_pos  | position of the gripping point                          | m    |
     | 13-16 | hand_quat | orientation of the gripping point, wxyz                 | -    |
     | 17-18 | joint_pos | positions of the fingers (`joint_tor`: of all 9 joints) | m    |
 
-    Reward: 16 while cube A rests on cube B, released. Else the sum of: 0.1 x nearness of hand and fingers to cube A (or
-    of cube A to its goal, if that is more), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its goal.
-    Start: cubes anywhere within 0.25 m of the table's middle, apart from each other, turned by up to 45 degrees; arm
-    joints +-0.25 rad. Termination: none, or when stacked.
+    Reward: 16 while cube A rests on cube B, released. Otherwise the sum of: 0.1 x nearness of hand and fingers to cube
+    A (or of cube A to its goal, if larger), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its goal.
+    Start: cubes anywhere within 0.25 m of the table's middle, not overlapping, rotated by up to 45 degrees; arm joints
+    +-0.25 rad. Termination: none, or when stacked.
     """
 
     Config = FrankaCubeStackConfig
@@ -105,7 +105,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         self.speed_limits = torch.tensor(SPEED_LIMITS, device=self.device)
         self.pose_limits = torch.tensor(POSE_LIMITS, device=self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device)
-        self.in_place = torch.tensor([0.0, 0.0, (SIZE_A + SIZE_B) / 2], device=self.device)  # cube A, from cube B
+        self.in_place = torch.tensor([0.0, 0.0, (SIZE_A + SIZE_B) / 2], device=self.device)  # goal of A from B
         self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -138,7 +138,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         joint_vel, mass = self.robot.joint_vel[:, :7], self.dynamics.mass_matrix[:, :7, :7]
         torque = self._osc_torque(arm * self.pose_limits, mass) if self.uses_osc else arm * self.torque_limits
         torque = torque.clamp(-self.torque_limits, self.torque_limits)
-        # No joint may get far over its speed limit in this step. The prediction ignores gravity and contacts.
+        # Keep joint speeds close to their limits in this step. The prediction ignores gravity and contacts.
         acceleration = solve_positive_definite(mass, torque[..., None])[..., 0]
         slowest, fastest = (-self.speed_limits - joint_vel) / self.dt, (self.speed_limits - joint_vel) / self.dt
         torque = (mass @ acceleration.clamp(slowest, fastest)[..., None])[..., 0]
@@ -148,7 +148,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     def _osc_torque(
         self, displacement: Float[Tensor, "envs 6"], mass: Float[Tensor, "envs 7 7"]
     ) -> Float[Tensor, "envs 7"]:
-        """Return torques [N m] that move the gripping point as asked, and in the null space the arm to its start."""
+        """Return torques [N m] that displace the gripping point and, in the null space, pull the arm to its start."""
         velocity = torch.cat([self.hand.lin_vel[:, 0], self.hand.ang_vel[:, 0]], dim=1)
         joint_pos, joint_vel = self.robot.joint_pos[:, :7], self.robot.joint_vel[:, :7]
         acceleration = STIFFNESS * displacement - 2.0 * math.sqrt(STIFFNESS) * velocity
@@ -188,7 +188,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         self.ended.copy_(done)
 
     def worth_keeping(self) -> Bool[Tensor, " envs"]:
-        return self.cube_a.root_pos[:, 2] - TABLE_HEIGHT - SIZE_A > 0.04  # lifted: exploration seldom gets so far
+        return self.cube_a.root_pos[:, 2] - TABLE_HEIGHT - SIZE_A > 0.04  # lifted: exploration rarely gets this far
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         stacked = self._stacked().float()

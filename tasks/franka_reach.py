@@ -15,9 +15,9 @@ from gpusim_rl.settings.schema import Positive
 from gpusim_rl.sim import Scene, Sim
 
 ARM = 7  # joints
-# Joint positions in which the hand points down in the middle of the targets [rad, m].
+# Joint positions with the hand pointing down in the middle of the target box [rad, m].
 POSE = [0.0, -0.137, 0.0, -2.235, 0.0, 2.098, 0.785, 0.04, 0.04]
-# Largest distance of a joint's target from the joint [rad]. The drives follow at this distance / 0.2 s, and the robot's
+# Maximum distance of a joint's target from the joint [rad]. Drives move at this distance / 0.2 s, and the robot's
 # speed limit is 2.175 rad/s (2.61 rad/s for the last three joints).
 MAX_LEAD = [0.2 * 2.175] * 4 + [0.2 * 2.61] * 3
 
@@ -41,17 +41,16 @@ class FrankaReachConfig(TaskConfig):
 
 
 class FrankaReach(Task[FrankaReachConfig]):
-    """FrankaReach: reach for a target, with the point between the fingertips; every few seconds there is another one.
+    """FrankaReach: reach for a target, with the point between the fingertips; the target changes every few seconds.
 
-    Targets, actions, rates and reward are those of Isaac Lab's Isaac-Reach-Franka, for the position alone (there an
-    orientation too). Differences: targets last half as long; the point is between the fingertips, not the hand's
-    origin; penalties are constant (there they grow after 4,500 control steps); actions are clamped, and at 0 the hand
-    is in the middle of the targets; the drives' targets stay near the joints, which keeps the speeds near the robot's
-    limits; observations have no noise (`task.observations` adds it). Log: `success`, share of targets within
-    `success_distance` when their time is over; `distance`, mean over all control steps.
+    Targets, actions, rates and reward match Isaac Lab's Isaac-Reach-Franka, for position only (original: also
+    orientation). Differences: targets last half as long; the point is between the fingertips, not at the hand's origin;
+    penalties are constant (original: they grow after 4,500 control steps); actions are clamped, and at 0 the hand is in
+    the middle of the target box; drive targets stay near the joints, which keeps speeds near the robot's limits;
+    observations have no noise (`task.observations` adds it). Log: `success`, share of targets within `success_distance`
+    when they expire; `distance`, mean over all control steps.
 
-    Action space: 7 numbers in [-1, 1], offset of the drives' targets from the pose / `action_scale`. The fingers stay
-    open.
+    Action space: 7 numbers in [-1, 1], drive target offsets from the pose / `action_scale`. The fingers stay open.
 
     Observation space:
     | num   | name      | observation                              | unit  |
@@ -61,7 +60,7 @@ class FrankaReach(Task[FrankaReachConfig]):
     | 14-16 | target    | position of the target                   | m     |
     | 17-23 | actions   | last action                              | -     |
 
-    Reward terms, x the control step: minus the distance, 1 - tanh(distance / `near_distance`), and penalties on the
+    Reward terms, x the control step: negative distance, 1 - tanh(distance / `near_distance`), and penalties on the
     squared change of the action and on squared joint velocities. Start: joints +-`start_noise` rad around the pose, at
     rest. Targets: anywhere in the box of `target_x`, `target_y` and `target_z`, for `target_interval` seconds each.
     Termination: none.
@@ -91,7 +90,7 @@ class FrankaReach(Task[FrankaReachConfig]):
         self.target = Commands(self, ranges, interval=cfg.target_interval, units=dict.fromkeys(ranges, "m"))
         self.last_actions = torch.zeros(self.num_envs, ARM, device=self.device)
         self.distance = torch.zeros(self.num_envs, device=self.device)  # at the end of the last control step [m]
-        self.time_is_over = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # of the target
+        self.time_is_over = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)  # target has expired
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         start, noise = self.pose.clone(), self.cfg.start_noise

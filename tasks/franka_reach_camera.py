@@ -1,4 +1,4 @@
-"""FrankaReachCamera: FrankaReach, with the target seen by a camera."""
+"""FrankaReachCamera: FrankaReach with camera images of the target."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class FrankaReachCameraConfig(FrankaReachConfig):
 
 
 class FrankaReachCamera(FrankaReach):
-    """FrankaReachCamera: reach for a red ball, which a camera sees, with the point between the fingertips.
+    """FrankaReachCamera: reach for a red ball seen by a camera, with the point between the fingertips.
 
-    The task is FrankaReach. The camera stands in front of the robot, near the targets and to their left: the ball is
-    rarely hidden behind the arm, and its size in the image shows its distance.
+    The task is FrankaReach. The camera is in front of the robot, near the targets and to their left: the arm rarely
+    hides the ball, and the ball's size in the image shows its distance.
 
-    Action space: 7 numbers in [-1, 1], those of FrankaReach.
+    Action space: 7 numbers in [-1, 1], as in FrankaReach.
 
-    Observation space: the policy gets the images `camera`, red, green and blue, and what the arm knows of itself:
+    Observation space: the policy gets RGB images (`camera`) and the arm's proprioception:
     | num   | name      | observation                              | unit  |
     |-------|-----------|------------------------------------------|-------|
     | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
     | 7-13  | joint_vel | joint velocities of the arm              | rad/s |
     | 14-20 | actions   | last action                              | -     |
 
-    The critic gets the target too:
+    The critic also gets the target:
     | num   | name      | observation                              | unit  |
     |-------|-----------|------------------------------------------|-------|
     | 0-6   | joint_pos | joint positions of the arm from the pose | rad   |
@@ -46,12 +46,12 @@ class FrankaReachCamera(FrankaReach):
     | 14-16 | target    | position of the target                   | m     |
     | 17-23 | actions   | last action                              | -     |
 
-    The group `teacher`, which a trained policy of FrankaReach observes:
+    The group `teacher`, the observation of a trained FrankaReach policy:
     | num  | name   | observation | unit     |
     |------|--------|-------------|----------|
     | 0-23 | critic | the above   | as above |
 
-    Reward terms: those of FrankaReach. Start: that of FrankaReach. Termination: none.
+    Reward terms: as in FrankaReach. Start: as in FrankaReach. Termination: none.
     """
 
     Config = FrankaReachCameraConfig

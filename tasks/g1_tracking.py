@@ -1,4 +1,4 @@
-"""G1Tracking: Unitree's G1 follows motion clips."""
+"""G1Tracking: Unitree's G1 tracks motion clips."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from .tracking import TrackingTask
 
 
 class G1Tracking(TrackingTask):
-    """G1Tracking: follow clips; the default one crouches and stands up.
+    """G1Tracking: track motion clips; the default one crouches and stands up.
 
-    Bodies, ends and settings are those of mjlab 1.6's tracking task of G1. Its hands have no fingers.
+    Bodies, terminations and settings match mjlab 1.6's G1 tracking task. The hands have no fingers.
 
-    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose or the clip / a quarter of the
-    largest torque over the stiffness, 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch
-    and roll), waist yaw, roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll, pitch
-    and yaw).
+    Action space: 29 numbers in [-100, 100], joint target offsets from the pose or the clip / (a quarter of the maximum
+    torque / stiffness), 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and roll),
+    waist yaw, roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll, pitch and yaw).
     """
 
     robot = G1Velocity.robot

@@ -7,27 +7,27 @@ from .velocity import VelocityTask
 
 
 def planetary(rotors: tuple[float, float, float], gears: tuple[float, float]) -> float:
-    """Return the inertia behind a planetary gear of two stages, from those of rotor and carriers [kg m^2]."""
+    """Return the reflected inertia of a two-stage planetary gear, from rotor and carrier inertias [kg m^2]."""
     first, second = gears
     return rotors[0] * (first * second) ** 2 + rotors[1] * second**2 + rotors[2]
 
 
 SMALL = Motor.tuned(armature=planetary((1.39e-5, 1.7e-6, 1.69e-5), (1 + 46 / 18, 1 + 56 / 16)), effort=25.0)
-LINKED = Motor.tuned(armature=2.0 * SMALL.armature, effort=2.0 * SMALL.effort)  # two of them on a linkage
+LINKED = Motor.tuned(armature=2.0 * SMALL.armature, effort=2.0 * SMALL.effort)  # two SMALL motors on a linkage
 MIDDLE = Motor.tuned(armature=planetary((4.89e-5, 9.8e-6, 5.33e-5), (4.5, 1 + 48 / 22)), effort=88.0)
 LARGE = Motor.tuned(armature=planetary((4.89e-5, 1.09e-5, 7.38e-5), (4.5, 5.0)), effort=139.0)
 WRIST = Motor.tuned(armature=planetary((6.8e-6, 0.0, 0.0), (5.0, 5.0)), effort=5.0)
 
 
 class G1Velocity(VelocityTask):
-    """G1Velocity: walk on two legs with the commanded velocities (quick: forward only), sideways too, and turning.
+    """G1Velocity: walk on two legs at commanded velocities (quick: forward only), including sideways and turning.
 
-    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of G1, with the differences of
-    `VelocityTask`. Its hands have no fingers.
+    Commands, observations, rewards and curriculum match mjlab 1.6's G1 velocity task, with the differences listed in
+    `VelocityTask`. The hands have no fingers.
 
-    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / a quarter of the largest torque
-    over the stiffness, 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and roll),
-    waist yaw, roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll, pitch and yaw).
+    Action space: 29 numbers in [-100, 100], joint target offsets from the pose / (a quarter of the maximum torque /
+    stiffness), 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and roll), waist yaw,
+    roll and pitch, left arm, right arm (shoulder pitch, roll and yaw, elbow, wrist roll, pitch and yaw).
     """
 
     robot = Robot(

@@ -1,4 +1,4 @@
-"""Go1Tracking: Unitree's Go1 follows motion clips."""
+"""Go1Tracking: Unitree's Go1 tracks motion clips."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from .tracking import TrackingTask
 
 
 class Go1Tracking(TrackingTask):
-    """Go1Tracking: follow clips; the default one is a trot.
+    """Go1Tracking: track motion clips; the default one is a trot.
 
-    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose or the clip / 0.373 rad (hip and
-    thigh) or 0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.
+    Action space: 12 numbers in [-100, 100], joint target offsets from the pose or the clip / 0.373 rad (hip and thigh)
+    or 0.249 rad (calf): hip, thigh and calf of the front right, front left, rear right and rear left legs.
     """
 
     robot = Go1Velocity.robot

@@ -6,17 +6,17 @@ from .robots import Eye, Motor, Robot
 from .velocity import VelocityTask
 
 LEGS = ("FR", "FL", "RR", "RL")
-ROTOR = 1.11842e-4  # inertia of the rotor, before the gear [kg m^2]
+ROTOR = 1.11842e-4  # rotor inertia on the motor side of the gear [kg m^2]
 
 
 class Go1Velocity(VelocityTask):
-    """Go1Velocity: walk with the commanded velocities, forward, sideways and turning.
+    """Go1Velocity: walk at commanded velocities, forward, sideways and turning.
 
-    Commands, observations, rewards and curriculum are those of mjlab 1.6's velocity task of Go1, with the differences
-    of `VelocityTask`. It starts 1 cm higher: at mjlab's height feet begin up to 6.5 mm in the ground.
+    Commands, observations, rewards and curriculum match mjlab 1.6's Go1 velocity task, with the differences listed in
+    `VelocityTask`. Go1 starts 1 cm higher: mjlab's height puts feet up to 6.5 mm into the ground.
 
-    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.373 rad (hip and thigh) or
-    0.249 rad (calf): hip, thigh and calf of the legs front right, front left, rear right, rear left.
+    Action space: 12 numbers in [-100, 100], joint target offsets from the pose / 0.373 rad (hip and thigh) or 0.249 rad
+    (calf): hip, thigh and calf of the front right, front left, rear right and rear left legs.
     """
 
     robot = Robot(

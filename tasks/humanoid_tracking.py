@@ -1,4 +1,4 @@
-"""HumanoidTracking: a humanoid of 28 hinges follows motion clips."""
+"""HumanoidTracking: a humanoid with 28 hinges tracks motion clips."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def servo(stiffness: float, effort: float) -> Motor:
 
 
 class HumanoidTracking(TrackingTask):
-    """HumanoidTracking: follow clips; the default one walks.
+    """HumanoidTracking: track motion clips; the default one walks.
 
-    Model and clips are those of `HumanoidAMP`: clips that Isaac Lab ships fit too.
+    Model and clips are shared with `HumanoidAMP`; Isaac Lab's clips work too.
 
-    Action space: 28 numbers in [-100, 100], offset of the joint targets from the pose or the clip / half of the largest
-    torque over the stiffness, 0.17 to 0.42 rad: abdomen, neck, right arm, left arm (shoulder x, y and z, elbow), right
-    leg, left leg (hip x, y and z, knee, ankle x, y and z).
+    Action space: 28 numbers in [-100, 100], joint target offsets from the pose or the clip / (half the maximum torque /
+    stiffness), 0.17 to 0.42 rad: abdomen, neck, right arm, left arm (shoulder x, y and z, elbow), right leg, left leg
+    (hip x, y and z, knee, ankle x, y and z).
     """
 
     robot = Robot(

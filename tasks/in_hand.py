@@ -1,4 +1,4 @@
-"""Base of the tasks in which a hand turns a cube."""
+"""Base of the tasks that turn a cube in the hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InHandConfig(TaskConfig):
             raise ConfigError(key="task.curriculum.start", expected=expected, got=start, hint="Try 1.0")
 
     def whole_episodes(self: Cfg) -> Cfg:
-        """Return these settings for an evaluation: goals at the final tolerance."""
+        """Return these settings for evaluation, with goals at the final tolerance."""
         curriculum = dataclasses.replace(self.curriculum, start=None)
         return dataclasses.replace(super(InHandConfig, self).whole_episodes(), curriculum=curriculum)
 
@@ -56,16 +56,16 @@ class InHandConfig(TaskConfig):
 class InHand(Task[InHandConfig]):
     """Hand, palm up, that turns a cube to one goal orientation after another.
 
-    Observations, actions, reward terms and start are those of IsaacGymEnvs. Differences: the goal's position never
-    changes and is observed relative to the cube; orientations are uniform over all rotations; gravity acts on the hand
-    too, not only on the cube; the joints have no friction.
+    Observations, actions, reward terms and start match IsaacGymEnvs. Differences: the goal's position never changes and
+    is observed relative to the cube; orientations are uniform over all rotations; gravity acts on the hand too, not
+    only on the cube; the joints have no friction.
 
     Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
-    bonus at an error of at most 0.1 rad; the next goal follows), fall (a cost, 0 by default).
+    bonus at an error of at most 0.1 rad, then a new goal), fall (a cost, 0 by default).
 
-    With a curriculum the tolerance of a goal starts wide and narrows to `success_tolerance` as goals are reached. Log:
-    `goals`, reached in an episode at the current `tolerance`; `successes`, within `success_tolerance`, few while
-    it is wide (a reached goal is replaced). Evaluations have `success_tolerance` only.
+    With a curriculum, the goal tolerance starts wide and narrows to `success_tolerance` as goals are reached. Log:
+    `goals`, reached per episode at the current `tolerance`; `successes`, reached within `success_tolerance`, few while
+    the tolerance is wide (a reached goal is replaced). Evaluations use only `success_tolerance`.
     """
 
     Config = InHandConfig
@@ -88,15 +88,15 @@ class InHand(Task[InHandConfig]):
     HAND: ClassVar[str]  # MJCF in tasks/assets
     CUBE_START: ClassVar[tuple[float, float, float]]  # in the air above the hand [m]
     GOAL: ClassVar[tuple[float, float, float]]  # goal position of the cube [m]
-    OBSERVATIONS: ClassVar[dict[str, str]]  # parts by type of observation; an asymmetric critic sees `full_state`
+    OBSERVATIONS: ClassVar[dict[str, str]]  # terms by `observation_type`; an asymmetric critic gets `full_state`
 
     @classmethod
     def scene(cls, cfg: InHandConfig) -> Scene:
-        # Elliptic cones take twice the time. Here simulators agree with both kinds, because no capsule touches a plane.
+        # Elliptic cones take twice the time. Simulators agree with either kind: no capsule touches a plane.
         scene = Scene(cfg.physics_hz)
         scene.add_light()
         scene.add("hand", assets_dir() / cls.HAND)
-        scene.add("object", assets_dir() / "hand_cube.xml", pos=cls.CUBE_START)  # as IsaacGymEnvs calls it
+        scene.add("object", assets_dir() / "hand_cube.xml", pos=cls.CUBE_START)  # IsaacGymEnvs' name
         scene.add_effort_sensors("hand")
         return scene
 
@@ -109,15 +109,15 @@ class InHand(Task[InHandConfig]):
         self.target_low, self.target_high = self.hand.control_limits.unbind(dim=1)
         self.joint_middle = 0.5 * (self.joint_low + self.joint_high)
         self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # half the range, rad
-        self.cube_low = self.cube.default_root_pos - cfg.cube_pos_noise  # m, of the start
+        self.cube_low = self.cube.default_root_pos - cfg.cube_pos_noise  # m, at the start
         self.cube_high = self.cube.default_root_pos + cfg.cube_pos_noise
         self.goal_pos = torch.tensor(self.GOAL, device=self.device)
         self.goal_quat = torch.zeros(self.num_envs, 4, device=self.device)
-        self.rotation_error = torch.zeros(self.num_envs, device=self.device)  # of the latest rewards [rad]
+        self.rotation_error = torch.zeros(self.num_envs, device=self.device)  # of the last rewards() [rad]
         self.rest = torch.zeros(self.num_actions, device=self.device).clamp(self.target_low, self.target_high)
         self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         self.successes = torch.zeros(self.num_envs, device=self.device)  # goals reached in this episode
-        self.goals = torch.zeros_like(self.successes)  # likewise, at the tolerance of the curriculum
+        self.goals = torch.zeros_like(self.successes)  # reached at the curriculum's tolerance
         self.tolerance = Curriculum(self, cfg.curriculum, final=cfg.success_tolerance)  # rad
         self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
@@ -190,7 +190,7 @@ class InHand(Task[InHandConfig]):
         return quat_angle(self.cube.root_quat, self.goal_quat)
 
     def _parts(self) -> Parts:
-        """Return parts of observations by name, shape [num_envs, size] each."""
+        """Return observation terms by name, shape [num_envs, size] each."""
         hand, cube = self.hand, self.cube
         to_goal = quat_difference(cube.root_quat, self.goal_quat)
         return {

@@ -19,7 +19,7 @@ from .quadcopter import Flight, FlightConfig
 ROTORS = ["lower_rotor", "upper_rotor"]
 MARS_GRAVITY = 3.721  # m/s^2
 START_HEIGHT = 1.0  # m
-ROTOR_SPEED = 50.0  # rad/s; at the real one's 250, a video shows a blur
+ROTOR_SPEED = 50.0  # rad/s; at the real 250 rad/s the rotors blur in videos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +35,17 @@ class IngenuityConfig(FlightConfig):
 class Ingenuity(Flight[IngenuityConfig]):
     """Ingenuity: fly to a point and hover, upright and without spinning; the point moves every few seconds.
 
-    Observations, actions, reward and start are those of IsaacGymEnvs' Ingenuity, with the quaternion wxyz (there xyzw),
-    and with the mass and the dimensions of the real helicopter. Each rotor tilts the vector of its thrust; it makes no
-    torque about its axis. A target out of reach is moved nearer; the original ends the episode.
+    Observations, actions, reward and start match IsaacGymEnvs' Ingenuity, but with wxyz quaternions (original: xyzw)
+    and with the mass and dimensions of the real helicopter. Each rotor tilts its thrust vector and produces no torque
+    about its axis. A target out of reach is moved closer; the original ends the episode.
 
-    Action space: 6 numbers in [-1, 1], for the lower and then the upper rotor: the tilt of the thrust in x and y,
-    thrust across / thrust along the axis, clamped to +-`max_lateral`; the thrust along the axis / `max_thrust`.
+    Action space: 6 numbers in [-1, 1], for the lower, then the upper rotor: thrust tilt in x and y (lateral / axial
+    thrust), clamped to +-`max_lateral`; axial thrust / `max_thrust`.
 
     Observation space:
     | num   | name      | observation                           | unit     |
     |-------|-----------|---------------------------------------|----------|
-    | 0-2   | to_target | way to the target / 3                 | 3 m      |
+    | 0-2   | to_target | vector to the target / 3              | 3 m      |
     | 3-6   | quat      | orientation of the fuselage, wxyz     | -        |
     | 7-9   | lin_vel   | velocity of the fuselage / 2          | 2 m/s    |
     | 10-12 | ang_vel   | angular velocity of the fuselage / pi | pi rad/s |
@@ -53,7 +53,7 @@ class Ingenuity(Flight[IngenuityConfig]):
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = 5 near / (1 + (1 - up)^2) with up the
     projection of the fuselage's z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2). Start: level
     and at rest, within +-1.5 m of the middle and 0.8 to 2.5 m high; targets are within +-`target_range` and 1 to 2 m
-    high. Termination: further from the target than `lost_distance`, or lower than `lost_height`.
+    high. Termination: further from the target than `lost_distance`, or below `lost_height`.
     """
 
     Config = IngenuityConfig
@@ -92,7 +92,7 @@ class Ingenuity(Flight[IngenuityConfig]):
 
     def _move_target(self, where: Bool[Tensor, " envs"]) -> None:
         way = self.random.uniform(self.target_low, self.target_high, 3) - self.robot.root_pos
-        # Farther than lost_distance, the episode would end at once.
+        # A target beyond lost_distance would end the episode at once.
         reach = 0.9 * self.cfg.lost_distance / torch.linalg.vector_norm(way, dim=1, keepdim=True)
         self.target.set_state(where, root_pos=self.robot.root_pos + way * reach.clamp(max=1.0))
 

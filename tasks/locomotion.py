@@ -38,14 +38,14 @@ Cfg = TypeVar("Cfg", bound=LocomotionConfig)
 
 
 class Locomotion(Task[Cfg]):
-    """Robot with a motor at each joint that runs along +x from its reference pose until it falls.
+    """Robot with a motor at each joint; runs along +x from its reference pose until it falls.
 
-    Subclasses set the costs of energy and of joints at their limits.
+    Subclasses define the energy and joint limit costs.
     """
 
-    ROBOT: ClassVar[str]  # in the scene, and MJCF in tasks/assets
+    ROBOT: ClassVar[str]  # name in the scene and of the MJCF in tasks/assets
     FEET: ClassVar[Sequence[str]]  # bodies with a contact sensor
-    EFFORTS: ClassVar[bool] = False  # whether torques of the motors are observed
+    EFFORTS: ClassVar[bool] = False  # whether motor torques are observed
     units: ClassVar = {
         "height": "m",
         "lin_vel": "m/s",
@@ -58,8 +58,8 @@ class Locomotion(Task[Cfg]):
         "foot_wrench": "N, N m",
         "actions": "-",
     }
-    # Arguments of the scene. With the Euler integrator a policy can learn to spin through the air on energy from
-    # integration errors; a limit of the angular velocity prevents it.
+    # Arguments of `Scene`. With the Euler integrator a policy can learn to spin through the air on energy from
+    # integration errors; limiting the angular velocity prevents this.
     PHYSICS: ClassVar[Mapping[str, Any]]
 
     @classmethod
@@ -80,13 +80,13 @@ class Locomotion(Task[Cfg]):
         self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
         self.joint_middle = 0.5 * (self.joint_low + self.joint_high)
         self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # half the range, rad
-        # A reference pose may lie outside the range of the joints, as that of Ant's ankles: start at the nearest limit.
+        # A reference pose can be outside the joint limits, like that of Ant's ankles: start at the nearest limit.
         self.start_joint_pos = self.robot.default_joint_pos.clamp(self.joint_low, self.joint_high)
-        self.start_high = self.joint_high.clone()  # rad; no joint starts beyond it
+        self.start_high = self.joint_high.clone()  # rad; upper limit of the start
         self.potential = torch.zeros(self.num_envs, device=self.device)  # -distance to the target / dt [m/s]
         self.target = torch.tensor([TARGET_DISTANCE, 0.0], device=self.device)
         self.axes = torch.eye(3, device=self.device)[None]
-        self.senses = torch.tensor([1.0, 1.0, 1.0, -1.0], device=self.device)[:, None]  # the last turns the other way
+        self.senses = torch.tensor([1.0, 1.0, 1.0, -1.0], device=self.device)[:, None]  # -1: inverse rotation
         self.alive = torch.ones(self.num_envs, device=self.device)
         weights = {
             "progress": 1.0,
@@ -152,13 +152,13 @@ class Locomotion(Task[Cfg]):
 
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
-        """Return the number of joints at their limits; a subclass may weight them."""
+        """Return the (possibly weighted) number of joints at their limits."""
 
     def _torso(self) -> Parts:
         """Return the first 12 numbers of the observation: height, velocities, angles, directions."""
         robot = self.robot
         to_target, distance = self._to_target()
-        # the torso's axes in the world frame, and its velocity in its own, as one rotation
+        # one rotation: torso axes to the world frame, torso velocity to the torso frame
         vectors = torch.cat([self.axes.expand(self.num_envs, 3, 3), robot.root_lin_vel[:, None]], dim=1)
         forward, left, up, lin_vel = quat_rotate(robot.root_quat[:, None], vectors, self.senses).unbind(dim=1)
         # extrinsic angles about x and z, from the elements of the rotation matrix

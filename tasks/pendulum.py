@@ -28,8 +28,8 @@ class PendulumConfig(TaskConfig):
 class Pendulum(Task[PendulumConfig]):
     """Pendulum: swing up and stay upright, from any angle, with a motor too weak to lift the rod directly.
 
-    Rod, reward, time step and torque limit are those of Gymnasium's Pendulum-v1, so returns can be compared: -150 per
-    episode is good, -1200 is random. Differences: gravity is 9.81, not 10 m/s^2; the velocity has no limit.
+    Rod, reward, time step and torque limit match Gymnasium's Pendulum-v1, so returns can be compared: -150 per episode
+    is good, -1200 is random. Differences: gravity is 9.81, not 10 m/s^2; the velocity has no limit.
 
     Action space: 1 number in [-1, 1], the torque / `max_torque`.
 
@@ -40,8 +40,8 @@ class Pendulum(Task[PendulumConfig]):
     | 1   | sin     | sine of the angle              | -     |
     | 2   | ang_vel | angular velocity               | rad/s |
 
-    Reward per step: -(angle^2 + 0.1 velocity^2 + 0.001 torque^2), of the state that the action was taken in. Start: any
-    angle, velocity +-1 rad/s. No termination.
+    Reward per step: -(angle^2 + 0.1 velocity^2 + 0.001 torque^2), of the state before the action. Start: any angle,
+    velocity +-1 rad/s. No termination.
     """
 
     Config = PendulumConfig
@@ -63,7 +63,7 @@ class Pendulum(Task[PendulumConfig]):
         super().__init__(cfg, sim)
         self.robot = sim.articulation("pendulum")
         self.num_actions = 1
-        self.state_cost = torch.zeros(2, self.num_envs, device=self.device)  # angle and velocity before the step
+        self.state_cost = torch.zeros(2, self.num_envs, device=self.device)  # of angle and velocity before the step
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         noise = self.random.uniform(-1.0, 1.0, 2, 1)

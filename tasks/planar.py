@@ -1,4 +1,4 @@
-"""Base of the tasks from Gymnasium's MuJoCo suite that run along x in a plane."""
+"""Base of the planar running tasks from Gymnasium's MuJoCo suite."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Cfg = TypeVar("Cfg", bound=PlanarConfig)
 
 
 class Planar(Task[Cfg]):
-    """Robot in the x-z plane with a motor at each joint that runs along +x from near its reference pose.
+    """Robot in the x-z plane with a motor at each joint; runs along +x from near its reference pose.
 
-    Its joints are x, z and angle of the torso, then the motorised joints. An episode lasts while it is healthy.
+    Joints are the torso's x, z and angle, then the motorised joints. An episode ends when the robot is unhealthy.
     """
 
-    ROBOT: ClassVar[str]  # in the scene
+    ROBOT: ClassVar[str]  # name in the scene
     FILE: ClassVar[str]  # MJCF in tasks/assets
     INTEGRATOR: ClassVar[Literal["euler", "rk4"]] = "rk4"
-    GROUND: ClassVar[dict[str, Any]]  # arguments of the ground
+    GROUND: ClassVar[dict[str, Any]]  # arguments of `add_ground`
     units: ClassVar = {"height": "m", "angle": "rad", "joint_pos": "rad", "lin_vel": "m/s", "ang_vel": "rad/s"}
 
     @classmethod

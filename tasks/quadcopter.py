@@ -1,4 +1,4 @@
-"""Quadcopter: a disc with four tilting rotors hovers at one point; base of the tasks that fly."""
+"""Quadcopter: a disc with four tilting rotors hovers at one point; base of the flight tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Flight(Task[Cfg]):
 
     @abstractmethod
     def _way(self) -> Float[Tensor, "envs 3"]:
-        """Return the way to the target [m]."""
+        """Return the vector to the target [m]."""
 
     def observe(self) -> dict[str, Parts]:
         robot = self.robot
@@ -52,7 +52,7 @@ class Flight(Task[Cfg]):
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         near = 1.0 / (1.0 + self._distance().square())
-        tilt = 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)  # 1 - z axis on the vertical
+        tilt = 2.0 * self.robot.root_quat[:, 1:3].square().sum(dim=1)  # 1 - vertical component of the z axis
         return {
             "position": near,
             "upright": self.UPRIGHT * near / (1.0 + tilt.square()),
@@ -83,16 +83,16 @@ class QuadcopterConfig(FlightConfig):
 class Quadcopter(Flight[QuadcopterConfig]):
     """Quadcopter: fly to a point and hover, upright and without spinning.
 
-    Observations, actions, reward and start are those of IsaacGymEnvs' Quadcopter, with the quaternion wxyz (there
-    xyzw), and without PhysX's limit of the angular velocity, 4 pi rad/s. Rotors make thrust, but no torque.
+    Observations, actions, reward and start match IsaacGymEnvs' Quadcopter, but with wxyz quaternions (original: xyzw)
+    and without PhysX's angular velocity limit of 4 pi rad/s. Rotors produce thrust, but no torque.
 
-    Action space: 12 numbers in [-1, 1]: 0-7 speed of the target angles of the rotors / `tilt_speed`, for each rotor
-    pitch and roll; 8-11 rate of the rotors' thrusts / `thrust_speed`.
+    Action space: 12 numbers in [-1, 1]: 0-7 rates of the rotors' target angles / `tilt_speed`, pitch and roll for each
+    rotor; 8-11 rates of the rotor thrusts / `thrust_speed`.
 
     Observation space:
     | num   | name      | observation                          | unit     |
     |-------|-----------|--------------------------------------|----------|
-    | 0-2   | to_target | way to the target / 3                | 3 m      |
+    | 0-2   | to_target | vector to the target / 3             | 3 m      |
     | 3-6   | quat      | orientation of the chassis, wxyz     | -        |
     | 7-9   | lin_vel   | velocity of the chassis / 2          | 2 m/s    |
     | 10-12 | ang_vel   | angular velocity of the chassis / pi | pi rad/s |
@@ -101,7 +101,7 @@ class Quadcopter(Flight[QuadcopterConfig]):
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = near / (1 + (1 - up)^2) with up the
     projection of the chassis' z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2). Start: level
     and at rest, within +-1.5 m sideways and 0.2 m below to 1.5 m above the target, rotor angles +-0.2 rad, no thrust.
-    Termination: further from the target than `lost_distance`, or lower than `lost_height`.
+    Termination: further from the target than `lost_distance`, or below `lost_height`.
     """
 
     Config = QuadcopterConfig

@@ -21,32 +21,32 @@ from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
-SERVO_HZ = 10.0  # natural frequency of the servos, whatever inertia the motor has
+SERVO_HZ = 10.0  # natural frequency of the servos, for any motor inertia
 DAMPING_RATIO = 2.0
-ACTION_SHARE = 0.25  # of the largest torque: what an action of 1 asks for, at the start
-SOFT_LIMIT = 0.9  # share of a joint's range that costs nothing
-HIT = 10.0  # least force of a contact that costs [N]
-IMAGE_SIZE = 24, 32  # of the depth camera: height and width [pixels]
-FOVY = 58.0  # from top to bottom, as of an Intel RealSense D435 [degrees]
-EVERY = 5  # control steps from one image to the next: 10 Hz, as of Extreme Parkour (arXiv 2309.14341)
-GROUND_GROUP = 1  # of geoms: what the depth camera draws
+ACTION_SHARE = 0.25  # of the maximum torque, commanded initially by an action of 1
+SOFT_LIMIT = 0.9  # share of a joint's range without cost
+HIT = 10.0  # contact force above which a contact has a cost [N]
+IMAGE_SIZE = 24, 32  # depth image height and width [pixels]
+FOVY = 58.0  # vertical field of view of an Intel RealSense D435 [degrees]
+EVERY = 5  # control steps per image: 10 Hz, as in Extreme Parkour (arXiv 2309.14341)
+GROUND_GROUP = 1  # geoms that the depth camera renders
 
 
 @dataclass(frozen=True, kw_only=True)
 class Motor:
-    """Motor type with its gear and servo."""
+    """Motor type with gear and servo."""
 
-    armature: float  # inertia of the rotor behind the gear [kg m^2]
-    effort: float  # largest torque [N m]
+    armature: float  # rotor inertia reflected through the gear [kg m^2]
+    effort: float  # maximum torque [N m]
     stiffness: float  # of the servo [N m/rad]
     damping: float  # of the servo [N m s/rad]
-    scale: float  # offset of the joint's target for an action of 1 [rad]
+    scale: float  # joint target offset for an action of 1 [rad]
 
     @classmethod
     def tuned(cls, armature: float, effort: float, scale: float | None = None) -> Motor:
-        """Return a motor whose servo is an overdamped second-order system of 10 Hz, as mjlab's.
+        """Return a motor with mjlab's servo, an overdamped second-order system of 10 Hz.
 
-        Default `scale` [rad]: an action of 1 requests a quarter of the largest torque.
+        Default `scale` [rad]: an action of 1 initially commands a quarter of the maximum torque.
         """
         omega = 2.0 * math.pi * SERVO_HZ
         stiffness, damping = armature * omega**2, 2.0 * DAMPING_RATIO * armature * omega
@@ -58,11 +58,11 @@ class Motor:
 class Eye:
     """Depth camera on the torso, in its x-z plane, looking ahead and down."""
 
-    x: float  # place ahead of the torso's origin [m]
-    z: float  # place above it [m]
-    pitch: float  # angle of the view below the torso's x axis [rad]
-    near: float  # depth that becomes 0 in the image [m]; nearer ones too
-    far: float  # depth that becomes 255 [m]; further ones and empty pixels too
+    x: float  # position ahead of the torso's origin [m]
+    z: float  # position above the torso's origin [m]
+    pitch: float  # downward angle from the torso's x axis [rad]
+    near: float  # depths up to this become 0 in the image [m]
+    far: float  # depths from this on become 255 [m]; empty pixels too
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.near < self.far:
@@ -71,7 +71,7 @@ class Eye:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """Legged robot of a task. Patterns match joint names; the first match counts.
+    """Legged robot of a task. Patterns match joint names; the first match wins.
 
     Raises:
         TaskError: Invalid value.
@@ -83,26 +83,26 @@ class Robot:
     imu: str  # site of the IMU
     feet: tuple[str, ...]  # parts that stand on the ground: `body:<name>`, or `geom:<name>`
     soles: tuple[str, ...]  # sites at the feet, in the same order, for heights and velocities
-    height: float  # of the root at the start [m], to which `start_height` is added
+    height: float  # of the root at the start [m], plus `start_height`
     pose: Mapping[str, float]  # joint angles [rad], by pattern; 0 for the others
     motors: Mapping[str, Motor]  # by pattern
-    # Deviation from the pose that divides its reward by e [rad]: standing, walking, running; by pattern.
+    # Deviation from the pose at which its reward falls to 1/e [rad]: standing, walking, running; by pattern.
     widths: Mapping[str, tuple[float, float, float]]
     foot_ring: tuple[float, int] = (
         0.04,
         4,
-    )  # radius [m] and points of a ring around each sole that samples rough ground
+    )  # radius [m] and number of points of the ring around each sole that samples rough ground
     thighs: tuple[
         str, ...
-    ] = ()  # parts that must not touch rough ground, like `feet`; without them a tilt ends episodes
-    shanks: tuple[str, ...] = ()  # parts of `shank_contact`, like `feet`
-    trot: tuple[float, ...] = ()  # 1 for feet that swing together in a trot, -1 for the others, in the order of `feet`
-    elliptic: bool = False  # friction cones, with friction stiffer than the contact normal
-    file: str | Path | None = None  # MJCF, URDF or `menagerie:<robot>`; its motors, sensors and floor are left out
-    fixed_base: bool | None = None  # False frees the base of a file without a floating one
-    sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)  # new: body and place [m]
+    ] = ()  # parts that must not touch rough ground, named like `feet`; if empty, tilt ends episodes
+    shanks: tuple[str, ...] = ()  # parts for `shank_contact`, named like `feet`
+    trot: tuple[float, ...] = ()  # 1 for feet that swing together in a trot, -1 for the others, ordered like `feet`
+    elliptic: bool = False  # elliptic friction cones, with friction stiffer than the normal
+    file: str | Path | None = None  # MJCF, URDF or `menagerie:<robot>`; its motors, sensors and floor are removed
+    fixed_base: bool | None = None  # False: float the base of a file that fixes it
+    sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)  # new: body, position [m]
     eye: Eye | None = None  # depth camera, for `task.vision=depth`
-    packages: Mapping[str, str | Path] = field(default_factory=dict)  # folders of the ROS packages in a URDF
+    packages: Mapping[str, str | Path] = field(default_factory=dict)  # folders of ROS packages for a URDF
 
     def __post_init__(self) -> None:
         for item in (*self.feet, *self.thighs, *self.shanks):
@@ -110,7 +110,7 @@ class Robot:
                 key, hint = f"robot {self.name!r}: feet, thighs and shanks", f"Try 'body:{item}'"
                 raise TaskError(key=key, expected="body:<name> or geom:<name>", got=item, hint=hint)
         if len(self.soles) != len(self.feet):
-            expected = f"a sole for each of {len(self.feet)} feet"
+            expected = f"one sole for each of {len(self.feet)} feet"
             raise TaskError(key=f"robot {self.name!r}: soles", expected=expected, got=self.soles)
         for pattern, widths in self.widths.items():
             if len(widths) != 3 or min(widths) <= 0.0:
@@ -118,10 +118,10 @@ class Robot:
                 raise TaskError(key=key, expected="three positive numbers: stand, walk, run [rad]", got=widths)
 
     def by_joint(self, joints: list[str], values: str, default: Any = None) -> list[Any]:
-        """Return `pose`, `motors` or `widths` of each joint: the value of the first matching pattern.
+        """Return the value of `pose`, `motors` or `widths` for each joint, from the first matching pattern.
 
         Raises:
-            TaskError: A pattern matches no joint, or a joint has no pattern and there is no default.
+            TaskError: A pattern matches no joint, or a joint matches no pattern and there is no default.
         """
         by_pattern: Mapping[str, Any] = getattr(self, values)
         key = f"robot {self.name!r}: {values}"
@@ -136,7 +136,7 @@ class Robot:
         return matches
 
     def empty_scene(self, physics_hz: float) -> Scene:
-        """Return a scene without robot and ground, with the solver settings of the robot."""
+        """Return a scene without robot and ground, with the robot's solver settings."""
         scene = Scene(physics_hz, integrator="implicitfast")
         if self.elliptic:
             scene.choose(None, "elliptic")
@@ -145,7 +145,7 @@ class Robot:
         return scene
 
     def add_motors(self, scene: Scene) -> None:
-        """Add a servo for each joint, and the sensors of the IMU, to a scene that has the robot."""
+        """Add a servo for each joint, and the IMU's sensors, to a scene that contains the robot."""
         scene.add_sensor("robot", "lin_vel", "velocimeter", site=self.imu)
         scene.add_sensor("robot", "ang_vel", "gyro", site=self.imu)
         values = {
@@ -159,7 +159,7 @@ class Robot:
         """Add the robot to a scene as "robot", without motors and sensors.
 
         Raises:
-            TaskError: The file does not fit, or lacks the body of a site.
+            TaskError: The file is unsuitable, or lacks the body of a site.
         """
         spec, file = scene.spec, self.file or assets_dir() / self.name / f"{self.name}.xml"
         ground = len(spec.worldbody.geoms)
@@ -176,10 +176,10 @@ class Robot:
             place.add_site(name=f"robot/{site}", pos=pos)
 
     def add_eye(self, scene: Scene) -> None:
-        """Add the depth camera as "eye" to a scene with the robot; it draws what is fixed to the world.
+        """Add the depth camera as "eye" to a scene with the robot; it renders only geoms fixed to the world.
 
         Raises:
-            ConfigError: The robot has none.
+            ConfigError: The robot has no depth camera.
         """
         eye = self.eye
         if eye is None:
@@ -200,7 +200,7 @@ class Robot:
         )
 
 
-Rows = list[tuple[str, int, str]]  # parts of an observation: name, size, meaning
+Rows = list[tuple[str, int, str]]  # observation terms: name, size, meaning
 
 
 Cfg = TypeVar("Cfg", bound=TaskConfig)
@@ -209,8 +209,8 @@ Cfg = TypeVar("Cfg", bound=TaskConfig)
 class Legged(Task[Cfg]):
     """Base of the velocity and the tracking tasks: a robot with a servo at each joint and a biased encoder.
 
-    A subclass whose docstring says `Action space: <n> numbers` but nothing of observations gets `SPECIFICATION` at its
-    end, with the tables of `_rows`.
+    If a subclass's docstring has `Action space: <n> numbers` but no observations, `SPECIFICATION` is appended, with the
+    tables of `_rows`.
     """
 
     SPECIFICATION: ClassVar[str]
@@ -237,7 +237,7 @@ class Legged(Task[Cfg]):
     @classmethod
     @abstractmethod
     def _rows(cls, joints: int) -> tuple[Rows, Rows]:
-        """Return the parts that policy and critic observe of a robot with this number of joints."""
+        """Return the observation terms of policy and critic for a robot with `joints` joints."""
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         super().__init__(cfg, sim)
@@ -251,7 +251,7 @@ class Legged(Task[Cfg]):
         scale = [motor.scale for motor in self.robot.by_joint(names, "motors")]
         self.scale = torch.tensor(scale, device=self.device)
         low, high = body.joint_limits.unbind(dim=1)
-        self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # of joints without limits
+        self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # joints without limits
         self.half_range = 0.5 * SOFT_LIMIT * (high - low)
         self.encoder_bias = torch.zeros(self.num_envs, len(names), device=self.device)
         self.last_actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)

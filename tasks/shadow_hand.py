@@ -26,31 +26,31 @@ class ShadowHandConfig(InHandConfig):
 class ShadowHand(InHand):
     """ShadowHand: turn a cube to one goal orientation after another, in the hand, without dropping it.
 
-    The recipe is IsaacGymEnvs' ShadowHand with the differences of `InHand`, and a cube of 80 g (there 156 g).
+    The recipe is IsaacGymEnvs' ShadowHand with the differences in `InHand` and an 80 g cube (original: 156 g).
 
-    Action space: 20 numbers in [-1, 1], position targets from the lower to the upper limit of the joints: wrist (WRJ1,
-    WRJ0), first, middle and ring finger (FFJ3, FFJ2, FFJ1), little finger (LFJ4 to LFJ1), thumb (THJ4 to THJ0). FFJ1,
-    MFJ1, RFJ1 and LFJ1 bend the two outer joints of their finger together.
+    Action space: 20 numbers in [-1, 1], position targets between the lower and upper joint limits: wrist (WRJ1, WRJ0),
+    first, middle and ring finger (FFJ3, FFJ2, FFJ1), little finger (LFJ4 to LFJ1), thumb (THJ4 to THJ0). FFJ1, MFJ1,
+    RFJ1 and LFJ1 each bend the two outer joints of a finger together.
 
     Observation space: (`full_state`; see `OBSERVATIONS` for the others)
     | num     | name         | observation                                                         | unit             |
     |---------|--------------|---------------------------------------------------------------------|------------------|
     | 0-23    | joint_pos    | joint positions, limits mapped to [-1, 1]                           | -                |
     | 24-47   | joint_vel    | joint velocities x 0.2                                              | rad/s            |
-    | 48-71   | joint_effort | force of the actuators on the joints x 10                           | N m              |
+    | 48-71   | joint_effort | actuator torques on the joints x 10                                 | N m              |
     | 72-74   | cube_pos     | position of the cube                                                | m                |
     | 75-78   | cube_quat    | orientation of the cube                                             | -                |
     | 79-81   | cube_lin_vel | velocity of the cube                                                | m/s              |
     | 82-84   | cube_ang_vel | angular velocity of the cube x 0.2                                  | rad/s            |
-    | 85-87   | goal_pos     | from the cube to the goal's position                                | m                |
+    | 85-87   | goal_pos     | vector from the cube to the goal position                           | m                |
     | 88-91   | goal_quat    | goal orientation                                                    | -                |
     | 92-95   | to_goal      | rotation from the goal orientation to the cube's                    | -                |
     | 96-160  | tip_state    | position, orientation, velocity, angular velocity of each fingertip | m, -, m/s, rad/s |
-    | 161-190 | tip_force    | contact force and torque on each fingertip x 10, its own frame      | N, N m           |
+    | 161-190 | tip_force    | contact force and torque on each fingertip x 10, fingertip frame    | N, N m           |
     | 191-210 | actions      | last action                                                         | -                |
 
-    Reward terms: see `InHand`. Start: the cube in any orientation, +-1 cm around a point above the palm; joints up to
-    20 % of the way from their reference to their limits. Termination: the cube is 0.24 m away from the goal's position.
+    Reward terms: see `InHand`. Start: the cube in any orientation, +-1 cm around a point above the palm; joints at up
+    to 20 % of their limits. Termination: the cube is 0.24 m or more from the goal position.
     """
 
     Config = ShadowHandConfig
@@ -74,7 +74,7 @@ class ShadowHand(InHand):
     def scene(cls, cfg: InHandConfig) -> Scene:
         scene = super().scene(cfg)
         scene.add_contact_sensor("hand", FINGERTIPS)
-        scene.njmax = 144  # 115 were seen, of fingers around the cube
+        scene.njmax = 144  # 115 observed, with the fingers around the cube
         return scene
 
     def __init__(self, cfg: InHandConfig, sim: Sim) -> None:

@@ -7,18 +7,18 @@ from .velocity import VelocityTask
 
 
 def motor(effort: float, stiffness: float, damping: float) -> Motor:
-    """Return a motor with the armature and action scale that all of T1's have."""
+    """Return a motor with the armature and action scale shared by all T1 motors."""
     return Motor(armature=0.03, effort=effort, stiffness=stiffness, damping=damping, scale=0.25)
 
 
 class T1Velocity(VelocityTask):
-    """T1Velocity: walk on two legs with the commanded velocities (quick: forward only), sideways too, and turning.
+    """T1Velocity: walk on two legs at commanded velocities (quick: forward only), including sideways and turning.
 
-    The recipe is mjlab's for G1, as in `G1Velocity`. Model, pose, torques and servos are holosoma's, with two
+    The recipe is mjlab's for G1, as in `G1Velocity`. Model, pose, torques and servos come from holosoma, with two
     differences: the soles' friction is G1's, and joints have no dry friction.
 
-    Action space: 29 numbers in [-100, 100], offset of the joint targets from the pose / 0.25 rad: head yaw and pitch,
-    left arm, right arm (shoulder pitch and roll, elbow pitch and yaw, wrist pitch and yaw, hand roll), waist, left leg,
+    Action space: 29 numbers in [-100, 100], joint target offsets from the pose / 0.25 rad: head yaw and pitch, left
+    arm, right arm (shoulder pitch and roll, elbow pitch and yaw, wrist pitch and yaw, hand roll), waist, left leg,
     right leg (hip pitch, roll and yaw, knee, ankle pitch and roll).
     """
 

@@ -1,4 +1,4 @@
-"""Base of the tasks `<Robot>Tracking`: robots that follow motion clips."""
+"""Base of the `<Robot>Tracking` tasks: robots that track motion clips."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpusim_rl.sim import Scene, Sim
 
 from .robots import HIT, Legged, Rows
 
-SPIN = 0.1  # share of a squared rotation [rad2] or its rate [rad2/s2] in a squared distance or speed, in `deepmimic`
+SPIN = 0.1  # weight of squared rotation [rad2] or rate [rad2/s2] next to squared distance or speed, in `deepmimic`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class CostConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartNoiseConfig:
-    """Bounds of the noise on the clip's state at the start of an episode."""
+    """Bounds of the noise added to the clip's state at the start of an episode."""
 
     pos: Bounds  # m along x, y and z
     rot: Bounds  # rad about x, y and z
@@ -106,82 +106,82 @@ class TrackingConfig(TaskConfig):
             raise ConfigError(key="task.clips", expected="motion clips", got=self.clips, hint=hint)
 
     def whole_episodes(self) -> TrackingConfig:
-        """Return these settings for an evaluation: clips from their first frames."""
+        """Return these settings for evaluation, with clips from their first frames."""
         return dataclasses.replace(super(TrackingConfig, self).whole_episodes(), starts="first")
 
     @property
     def terms(self) -> dict[str, TermConfig]:
-        """Terms of the chosen reward, in their order."""
+        """Terms of the chosen reward, in order."""
         chosen = getattr(self, self.reward)
         return {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
 
 
 class Poses(NamedTuple):
-    """Actual or target poses of bodies: positions [m] and orientations, [num_envs, bodies, 3 and 4]."""
+    """Actual or target body poses: positions [m] and quaternions, [num_envs, bodies, 3 or 4]."""
 
     pos: Tensor
     quat: Tensor
 
 
 class TrackingTask(Legged[TrackingConfig]):
-    """Robot that follows motion clips; subclasses set the robot and the bodies to compare.
+    """Robot that tracks motion clips; subclasses set the robot and the bodies to compare.
 
-    Observations, targets, rewards, ends and starts are those of mjlab 1.6's tracking task, after BeyondMimic (arXiv
+    Observations, targets, rewards, terminations and starts match mjlab 1.6's tracking task, based on BeyondMimic (arXiv
     2508.08241). Differences: a hit between bodies of the robot in the last physics step counts for the whole control
-    step; encoder biases are drawn per episode; start orientations turn about a random axis, not by three angles; the
-    critic sees the bodies from the clip's anchor, not the robot's. Pushes (horizontal), friction and centres of mass
-    are random with `task.randomize=true`.
+    step; encoder biases are drawn per episode; start orientations are rotated about a random axis, not by three angles;
+    the critic observes bodies relative to the clip's anchor, not the robot's. `task.randomize=true` randomises pushes
+    (horizontal), friction and centres of mass.
 
-    `task.clips` are names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each env follows a
-    clip frame by frame. At its end the robot is put into another frame and the episode continues, as in mjlab;
-    `final_obs` of that step has joints of the new frame and bodies of the old one.
+    `task.clips` are names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each env tracks a
+    clip frame by frame. At the end of the clip the robot is reset to another frame and the episode continues, as in
+    mjlab; `final_obs` of that step has the new frame's joints and the old frame's bodies.
 
-    An action is the offset of the joint targets from the robot's pose, or with `action_around=clip` from the clip's
-    joints, so that an untrained policy is near the clip. Targets are the reference moved to the robot's `anchor` in x
-    and y and turned to its yaw; heights stay the clip's.
+    An action is a joint target offset from the robot's pose, or with `action_around=clip` from the clip's joints, which
+    keeps an untrained policy near the clip. Body targets are the clip's bodies, moved to the robot's `anchor` in x and
+    y and rotated to its yaw; heights stay the clip's.
 
     Reward terms, x weight x control step; each is exp(-squared error / sigma squared). With `reward=beyondmimic`:
 
-    - `anchor_pos`, `anchor_ori`: position and angle between the anchor and the clip's, in the world;
+    - `anchor_pos`, `anchor_ori`: distance and angle between the robot's anchor and the clip's, in the world;
     - `body_pos`, `body_ori`: mean over bodies of the squared distance and angle from the target;
-    - `body_lin_vel`, `body_ang_vel`: mean over bodies of the squared difference of velocities, in the world.
+    - `body_lin_vel`, `body_ang_vel`: mean over bodies of the squared velocity difference, in the world.
 
     With `reward=deepmimic`, the terms of DeepMimic (arXiv 1804.02717) with MimicKit's scales:
 
     - `joint_pos`, `joint_vel`: sum over joints of the squared difference;
     - `root_pose`, `root_vel`: squared distance of the root in the world + 0.1 squared angle; likewise for velocities;
-    - `end_pos`: sum over the ends of the limbs of the squared distance from the target.
+    - `end_pos`: sum over limb ends of the squared distance from the target.
 
-    Costs with both: `action_rate`, squared change of the actions; `joint_limits`, sum of joint angles beyond the middle
-    90 % of their range; `self_contact`, physics steps with a force above 10 N between bodies of the robot.
+    Costs with either reward: `action_rate`, squared change of the actions; `joint_limits`, sum of joint angles beyond
+    the middle 90 % of their range; `self_contact`, physics steps with a force above 10 N between bodies of the robot.
 
     Start: a frame of a clip with noise (`start_noise`), joints in the middle 90 % of their range. `starts=adaptive`
-    begins more often in seconds of the clips where episodes failed. Evaluations begin in the first frame of each clip.
+    starts more often in the seconds of a clip where episodes failed. Evaluations start at the first frame of each clip.
 
-    Termination: the height of the anchor is off by `anchor_height_limit`, that of a limb's end by `end_height_limit`,
-    or the z component of the anchor's up axis by `anchor_tilt_limit`.
+    Termination: the anchor's height is off by more than `anchor_height_limit`, a limb end's by more than
+    `end_height_limit`, or the z component of the anchor's up axis by more than `anchor_tilt_limit`.
 
     Log: `body_error`, mean distance of the bodies from their targets [m]; `anchor_error` [m]; `joint_error`, mean
-    [rad]; `ends_per_minute`, terminations; `start_entropy`, 1 for uniform starts; `start_top_bin`, likeliest second.
+    [rad]; `ends_per_minute`, terminations; `start_entropy`, 1 for uniform starts; `start_top_bin`, most likely second.
     """
 
     Config = TrackingConfig
     SPECIFICATION = """\
-    Observation space: (uniform noise is added to the policy's own motion and to where the anchor is to be)
+    Observation space: (uniform noise is added to the policy's proprioception and anchor target)
 
 {policy}
 
-    The critic sees the same without noise and bias, and `bodies`:
+    The critic observes the same without noise and bias, plus the poses of `bodies`:
 
 {critic}
 
     Reward terms, x the control step: see `TrackingTask`.
 
-    Start: a frame of a clip, with noise. Termination: the anchor or one of `ends` too low or too high, or the anchor
-    tilted; see `TrackingTask`.
+    Start: a frame of a clip, with noise. Termination: the anchor or one of `ends` is too low or too high, or the anchor
+    is tilted; see `TrackingTask`.
     """
     anchor: ClassVar[str]  # body in the middle of the robot; one of `bodies`
-    bodies: ClassVar[tuple[str, ...]]  # to compare, the root included
+    bodies: ClassVar[tuple[str, ...]]  # to compare, including the root
     ends: ClassVar[tuple[str, ...]]  # bodies at the ends of the limbs
     units: ClassVar = {
         **Legged.units,
@@ -200,16 +200,16 @@ class TrackingTask(Legged[TrackingConfig]):
             ("ref_joint_pos", joints, "joint positions of the clip"),
             ("ref_joint_vel", joints, "joint velocities of the clip"),
             ("anchor_pos", 3, f"{anchor} of the clip, {anchor} frame"),
-            ("anchor_axes", 6, f"its x and y axis, {anchor} frame"),
+            ("anchor_axes", 6, f"x and y axes of that body, {anchor} frame"),
         ]
         bodies = [
             ("body_pos", 3 * num, f"positions of the {num} bodies, {anchor} frame of the clip"),
-            ("body_axes", 6 * num, f"x and y axis of each, {anchor} frame of the clip"),
+            ("body_axes", 6 * num, f"x and y axes of each, {anchor} frame of the clip"),
         ]
         own = [
             ("lin_vel", 3, "velocity of the IMU, its frame"),
             ("ang_vel", 3, "angular velocity of the IMU, its frame"),
-            ("joint_pos", joints, "joint positions from the pose, for the policy plus bias of the encoders"),
+            ("joint_pos", joints, "joint positions from the pose, for the policy plus encoder bias"),
             ("joint_vel", joints, "joint velocities"),
             ("actions", joints, "last action"),
         ]
@@ -261,7 +261,7 @@ class TrackingTask(Legged[TrackingConfig]):
         self.lost.masked_fill_(where, False)
 
     def _begin(self, where: Bool[Tensor, " envs"]) -> None:
-        """Put robots into frames of the clips, with noise."""
+        """Reset robots to frames of the clips, with noise."""
         root, joints, draws = self.root_index, len(self.pose), Playhead.draws
         unit = self.random.uniform(0.0, 1.0, draws + len(self.start_noise))
         frame = self.motions.frame(self.playhead.begin(where, unit[:, :draws]))
@@ -280,7 +280,7 @@ class TrackingTask(Legged[TrackingConfig]):
         )
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        # A servo turns the joint until its encoder, with its bias, shows the target.
+        # A servo moves the joint until the biased encoder reads the target.
         around = self.pose if self.cfg.action_around == "pose" else self._frame().joint_pos
         self.body.actuate(torch.addcmul(around, action, self.scale) - self.encoder_bias)
 
@@ -366,7 +366,7 @@ class TrackingTask(Legged[TrackingConfig]):
         }
 
     def _costs(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Return the values of `CostConfig`'s terms."""
+        """Return the unweighted terms of `CostConfig`."""
         change = (self.actions - self.last_actions).square().sum(dim=1)
         costs = {"action_rate": change, "joint_limits": self.beyond_limits()}
         if self.self_contact is not None:
@@ -401,7 +401,7 @@ class TrackingTask(Legged[TrackingConfig]):
         return self.motions.frame(self.playhead.index)
 
     def _targets(self, frame: Frame, now: Poses) -> Poses:
-        """Return target poses: the reference at the x and y of the robot's anchor, turned to its yaw."""
+        """Return target poses: the clip's bodies at the x and y of the robot's anchor, rotated to its yaw."""
         anchor = self.anchor_index
         at, at_clip = now.pos[:, anchor], frame.body_pos[:, anchor]
         yaw = quat_yaw(quat_difference(now.quat[:, anchor], frame.body_quat[:, anchor]))

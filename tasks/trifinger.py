@@ -18,11 +18,11 @@ from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
 TIPS = ["tip_0", "tip_1", "tip_2"]
-MAX_JOINT_SPEED = 10.0  # rad/s; scales observations, limits nothing
+MAX_JOINT_SPEED = 10.0  # rad/s; only scales observations
 CUBE = 0.065  # m
 REST = CUBE / 2  # m, height of the cube's centre on the table
 CORNER = CUBE * math.sqrt(3) / 2  # m, from the centre to a corner
-MAX_RADIUS = 0.195 - CORNER  # m; up to here no orientation of the cube touches the arena's wall
+MAX_RADIUS = 0.195 - CORNER  # m; within it the cube cannot touch the arena's wall in any orientation
 # Goal positions by difficulty: largest radius, lowest and highest position of the cube's centre [m].
 GOALS = {
     1: (MAX_RADIUS, REST, REST),
@@ -30,8 +30,8 @@ GOALS = {
     3: (MAX_RADIUS, REST, 0.1),
     4: (MAX_RADIUS, CORNER, 0.1),
 }
-TURNED = 4  # the difficulty with random goal orientations
-NORMAL = 4  # with a curriculum, one in this many envs has none of it: `success` in the log is that of these
+TURNED = 4  # difficulty with random goal orientations
+NORMAL = 4  # one in this many envs skips the curriculum; `success` in the log is from these envs only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +61,23 @@ class TrifingerConfig(TaskConfig):
             raise ConfigError(problem, key="task.curriculum", hint=hint)
 
     def whole_episodes(self) -> TrifingerConfig:
-        """Return these settings for an evaluation: starts are as far from their goals as `difficulty` says."""
+        """Return these settings for evaluation, with goals as far away as `difficulty` says."""
         curriculum = dataclasses.replace(self.curriculum, start=None)
         return dataclasses.replace(super(TrifingerConfig, self).whole_episodes(), curriculum=curriculum)
 
 
-# Sizes of the policy's parts, which are mapped to [-1, 1].
+# Sizes of the policy's observation terms, mapped to [-1, 1].
 MAPPED = {"joint_pos": 9, "joint_vel": 9, "cube_pos": 3, "cube_quat": 4, "goal_pos": 3, "goal_quat": 4, "actions": 9}
 
 
 class Trifinger(Task[TrifingerConfig]):
     """Trifinger: move a cube to a goal pose, with three fingers of three joints each; the cube is 65 mm wide.
 
-    Observations, actions, rewards, goals and domain randomisation are those of IsaacGymEnvs' Trifinger (Allshire et al.
-    2021, arXiv 2108.09779). Differences: quaternions are wxyz; the cube's size is fixed; the motors' safety damping
-    acts at every physics step, not control step; the move by a reset is not rewarded.
+    Observations, actions, rewards, goals and domain randomisation match IsaacGymEnvs' Trifinger (Allshire et al. 2021,
+    arXiv 2108.09779). Differences: quaternions are wxyz; the cube's size is fixed; the motors' safety damping acts
+    every physics step, not every control step; motion due to a reset is not rewarded.
 
-    Action space: 9 numbers in [-1, 1], torque / 0.36 N m: upper, middle and lower joint of the fingers 0 to 2.
+    Action space: 9 numbers in [-1, 1], torque / 0.36 N m: upper, middle and lower joint of fingers 0 to 2.
 
     Observation space: the group `policy`, with the bounds in brackets mapped to [-1, 1]:
     | num   | name      | observation                                       | unit |
@@ -97,19 +97,19 @@ class Trifinger(Task[TrifingerConfig]):
     | 41-43  | cube_lin_vel | velocity of the cube                                     | m/s              |
     | 44-46  | cube_ang_vel | angular velocity of the cube                             | rad/s            |
     | 47-85  | tip_state    | position, orientation, velocities of each fingertip      | m, -, m/s, rad/s |
-    | 86-94  | joint_effort | torques of the motors                                    | N m              |
+    | 86-94  | joint_effort | motor torques                                            | N m              |
     | 95-112 | tip_wrench   | contact force and torque on each fingertip, in its frame | N, N m           |
 
     Reward terms: pose (the logistic kernel 1 / (e^(a d) + 2 + e^(-a d)) of the distances d between the cube's corners
-    and the goal's), finger reach (metres that the fingertips came closer to the cube, early in the training only), and
-    a penalty on squared fingertip velocities. Start: fingers at rest in the reference pose, the cube anywhere on the
-    table. Goals: by `difficulty`, see `GOALS`. Termination: none, only the time limit. `success` in the log is the
-    share of control steps in which the cube is at its goal, within `position_tolerance` (and `rotation_tolerance`, at
-    the difficulty with goal orientations).
+    and the goal's), finger reach (distance [m] by which the fingertips approached the cube, early in training only),
+    and a penalty on squared fingertip velocities. Start: fingers at rest in the reference pose, the cube anywhere on
+    the table. Goals: by `difficulty`, see `GOALS`. Termination: none, only the time limit. Log: `success`, share of
+    control steps with the cube at its goal, within `position_tolerance` (and `rotation_tolerance`, at the difficulty
+    with goal orientations).
 
-    With a curriculum three of four envs begin with the cube near its goal, and further away (`spread`, share of the
-    way) as the share of their control steps at the goal rises (`near_success`). Only the other envs count in `success`.
-    Evaluations have no curriculum.
+    With a curriculum, three of four envs start with the cube near its goal; the distance (`spread`, share of the full
+    distance) grows with these envs' share of control steps at the goal (`near_success`). Only the other envs count
+    towards `success`. Evaluations have no curriculum.
     """
 
     Config = TrifingerConfig
@@ -146,15 +146,15 @@ class Trifinger(Task[TrifingerConfig]):
         pose_low, pose_high = torch.tensor([[-0.3, -0.3, 0.0] + [-1.0] * 4, [0.3] * 3 + [1.0] * 4])
         low = torch.cat([low, -speed, pose_low, pose_low, -action]).to(self.device)
         high = torch.cat([high, speed, pose_high, pose_high, action]).to(self.device)
-        self.middle, self.half_range = 0.5 * (low + high), 0.5 * (high - low)  # of what the policy sees
+        self.middle, self.half_range = 0.5 * (low + high), 0.5 * (high - low)  # of the policy's observation
         corner = torch.tensor([-REST, REST])
         self.corners = torch.cartesian_prod(corner, corner, corner).to(self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
-        self.start_tips = self.tips.pos.clone()  # the default state, in which episodes begin
+        self.start_tips = self.tips.pos.clone()  # of the default state, in which episodes start
         self.last_tips = self.start_tips.clone()
         self.last_reach = torch.zeros(self.num_envs, device=self.device)  # distance of the tips from the cube [m]
         self.spread = Curriculum(self, cfg.curriculum, final=1.0)  # share of the way from cube to goal
-        # Control steps of the training so far, summed over envs. Not per env: playing uses another number of envs.
+        # Control steps of training so far, summed over envs. Not per env, since play uses a different number of envs.
         self.env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -231,7 +231,7 @@ class Trifinger(Task[TrifingerConfig]):
         return stats
 
     def _near(self) -> Bool[Tensor, " envs"]:
-        """Return the envs that have the curriculum."""
+        """Return which envs use the curriculum."""
         return torch.arange(self.num_envs, device=self.device) % NORMAL > 0
 
     def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
@@ -248,13 +248,13 @@ class Trifinger(Task[TrifingerConfig]):
         return torch.linalg.vector_norm(tips - self.cube.root_pos[:, None], dim=2).sum(dim=1)
 
     def _corners_from_goal(self) -> Float[Tensor, "envs 8 3"]:
-        """Return the way from the goal's corners to the cube's [m]."""
+        """Return the vectors from the goal's corners to the cube's [m]."""
         quat = torch.stack([self.cube.root_quat, self.goal.root_quat], dim=1)
         cube, goal = quat_rotate(quat[:, :, None], self.corners[None, None]).unbind(dim=1)
         return (self.cube.root_pos - self.goal.root_pos)[:, None] + cube - goal
 
 
 def _in_arena(u: Float[Tensor, "envs 3"], radius: float, low: float, high: float) -> Float[Tensor, "envs 3"]:
-    """Return points uniform over a disc and a range of heights [m], from numbers uniform in [0, 1)."""
+    """Map uniform numbers in [0, 1) to points uniform over a disc and a range of heights [m]."""
     distance, angle = radius * u[:, 0].sqrt(), 2.0 * math.pi * u[:, 1]
     return torch.stack([distance * angle.cos(), distance * angle.sin(), low + (high - low) * u[:, 2]], dim=1)

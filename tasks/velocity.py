@@ -1,4 +1,4 @@
-"""Base of the tasks `<Robot>Velocity`: legged robots that track commanded velocities, on flat or rough ground."""
+"""Base of the `<Robot>Velocity` tasks: legged robots that track commanded velocities, on flat or rough ground."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .robots import HIT, Legged, Rows
 from .robots import Eye as Eye
 from .robots import Motor as Motor
 
-SCAN = 0.1 * torch.cartesian_prod(torch.arange(-5, 6), torch.arange(-8, 9)).flip(1)  # m ahead of the base, to its left
-PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # points of the scan for the slope of the ground
+SCAN = 0.1 * torch.cartesian_prod(torch.arange(-5, 6), torch.arange(-8, 9)).flip(1)  # m ahead and left of the base
+PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # scan points for the ground's slope
 SCAN_RANGE = 5.0  # m
 MOVING, RUNNING = 0.05, 1.5  # commanded speed [m/s] plus yaw rate [rad/s]
-AIR_TIMES = 0.05, 0.5  # of a foot, that are rewarded [s]
+AIR_TIMES = 0.05, 0.5  # range of rewarded foot air times [s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class VelocityConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
-        if self.vision is not None and self.terrain == "rough":  # a teacher has the scan, with noise as without vision
+        if self.vision is not None and self.terrain == "rough":  # a teacher gets the scan, as noisy as without vision
             heights = self.observations.get("heights", {})
             if isinstance(heights, Mapping):
                 heights = {"used": False, **heights}
@@ -61,21 +61,21 @@ class VelocityConfig(TaskConfig):
 
     @property
     def all_weights(self) -> dict[str, float]:
-        """Nonzero weights of the terms on this ground."""
+        """Nonzero term weights on this terrain."""
         weights = {**self.weights, **(self.rough_weights if self.terrain == "rough" else {})}
         return {name: weight for name, weight in weights.items() if weight != 0.0}
 
 
 class Stride(NamedTuple):
-    """Quantities of one control step that several reward terms share.
+    """Quantities of a control step shared by several reward terms.
 
     Shapes are [num_envs], or [num_envs, feet].
     """
 
     lin_error: Tensor  # squared error of the root's velocity [m2/s2]
-    ang_error: Tensor  # squared error of its rates [rad2/s2]
+    ang_error: Tensor  # squared error of the root's angular velocity [rad2/s2]
     command: Tensor  # commanded speed [m/s] plus yaw rate [rad/s]
-    moves: Tensor  # whether more than `MOVING` is commanded, bool
+    moves: Tensor  # whether the command exceeds `MOVING`, bool
     height: Tensor  # of each sole above the ground [m]
     speed: Tensor  # horizontal, of each sole [m/s]; 0 unless `moves`
     force: Tensor  # on each foot [N]
@@ -86,63 +86,62 @@ Term = Callable[[Any, Stride], Tensor]  # (task, stride) -> values, shape [num_e
 
 
 def near(squared: Float[Tensor, " envs"], width: float) -> Float[Tensor, " envs"]:
-    """Return exp(-squared error / width): 1 without an error."""
+    """Return exp(-squared error / width), 1 at zero error."""
     return torch.exp(squared * (-1.0 / width))
 
 
 class VelocityTask(Legged[VelocityConfig]):
     """Robot that tracks commanded velocities; subclasses set `robot`.
 
-    Commands, observations, rewards, pushes and curriculum are those of mjlab 1.6's velocity tasks. Differences:
-    contacts are read once per control step, not per physics step, and a hit in the last physics step counts for the
-    whole control step; contact forces are those on the feet, not on the ground; encoder biases are drawn per episode;
-    the slope of rough ground is a least-squares fit; `heights` have noise only by `task.observations` (mjlab: +-0.02).
+    Commands, observations, rewards, pushes and curriculum match mjlab 1.6's velocity tasks. Differences: contacts are
+    read once per control step, not per physics step, and a hit in the last physics step counts for the whole control
+    step; contact forces are on the feet, not on the ground; encoder biases are drawn per episode; the slope of rough
+    ground is a least-squares fit; `heights` are noisy only if `task.observations` says so (mjlab: +-0.02).
 
-    Reward terms, x weight x control step; terms of weight 0 are not computed. To add one, a subclass sets `terms =
-    {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. c is 1 if more than 0.05
-    m/s + rad/s are commanded, else 0:
+    Reward terms, x weight x control step; terms of weight 0 are not computed. To add a term, a subclass sets `terms =
+    {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. c is 1 if the command
+    exceeds 0.05 m/s + rad/s, else 0:
 
     - `lin_vel`, `ang_vel`: exp(-squared error / width) of the root's velocity (z included), and of its yaw rate (roll
       and pitch rate included);
-    - `upright`: exp(-squared sine of the torso's tilt / width); on rough ground, for robots with `thighs`, the tilt
-      from the ground's normal;
+    - `upright`: exp(-squared sine of the torso's tilt / width); on rough ground, for robots with `thighs`, tilt from
+      the ground's normal;
     - `pose`: exp(-mean over joints of the squared deviation / squared width); widths depend on the commanded speed;
     - `joint_limits`: sum of joint angles beyond the middle 90 % of their range; `action_rate`: squared change of
       actions;
     - `foot_clearance`: c x sum over feet of |height - swing_height| x horizontal speed; `swing_height`: c x sum over
       landing feet of (highest point of the swing / swing_height - 1) squared; `foot_slip`: c x sum over feet on the
       ground of the squared horizontal speed; `soft_landing`: c x sum of the forces on landing feet;
-    - `air_time`: c x feet in the air for 0.05 to 0.5 s; `trot`: c x the difference of their number between the
+    - `air_time`: c x feet in the air for 0.05 to 0.5 s; `trot`: c x the difference in their number between the
       diagonals (2 in a trot, 0 in a bound); `torso_ang_vel`: squared roll and pitch rate of the torso, world frame;
-      `angular_momentum`: squared, of the whole robot; `self_contact`, `shank_contact`, `trunk_contact`: physics
-      steps with a force above 10 N between bodies of the robot, on shanks or on the trunk.
+      `angular_momentum`: squared, of the whole robot; `self_contact`, `shank_contact`, `trunk_contact`: physics steps
+      with a force above 10 N between bodies of the robot, on shanks or on the trunk.
 
-    With `vision=depth` the policy gets the group `depth` of a depth camera on the torso: 24 x 32 pixels, depths from 0
-    (`near` of the robot's `Eye`) to 255 (`far`), in every fifth control step, of the ground alone. On rough ground they
-    replace the policy's `heights`; the group `teacher` then has what the policy observes without vision, noise
-    included.
+    With `vision=depth` the policy gets the group `depth` from a depth camera on the torso: 24 x 32 pixels, depths from
+    0 (`near` of the robot's `Eye`) to 255 (`far`), every fifth control step, of the ground only. On rough ground
+    `depth` replaces the policy's `heights`; the group `teacher` then has the policy's noisy observation without vision.
 
-    On rough ground each env has its kind of patch. At the end of an episode it moves one level up if the robot is
-    further than half a patch from its middle, down if it is nearer than half of the commanded distance. Log: mean error
-    of velocity [m/s] and yaw rate [rad/s], `falls_per_minute`, straight-line `distance` [m] of episodes that end.
+    On rough ground each env keeps one kind of patch. At the end of an episode it moves up a level if the robot is more
+    than half a patch from the middle, down if it walked less than half of the commanded distance. Log: mean error of
+    velocity [m/s] and yaw rate [rad/s], `falls_per_minute`, straight-line `distance` [m] of episodes that end.
     """
 
     Config = VelocityConfig
     SPECIFICATION = """\
-    Observation space: (uniform noise is added to all of the policy's but commands and last action)
+    Observation space: (uniform noise is added to the policy's, except commands and last action)
 
 {policy}
 
-    The critic sees:
+    The critic observes:
 
 {critic}
 
-    With `terrain=rough` both have one more part, `heights`: 187 heights of the root above the ground / 5 m.
+    With `terrain=rough` both also have `heights`: 187 heights of the root above the ground / 5 m.
 
     Reward terms, x the control step: see `VelocityTask`.
 
     Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
-    of more than 70 degrees; on rough ground, for robots with `thighs`, a thigh that touches something instead.
+    of more than 70 degrees; on rough ground, for robots with `thighs`, a thigh in contact with the ground instead.
     """
     units: ClassVar = {
         **Legged.units,
@@ -200,7 +199,7 @@ class VelocityTask(Legged[VelocityConfig]):
             ("lin_vel", 3, "velocity of the IMU, its frame"),
             ("ang_vel", 3, "angular velocity of the IMU, its frame"),
             ("gravity", 3, "direction of gravity, root frame"),
-            ("joint_pos", joints, "joint positions from the pose, plus bias of the encoders"),
+            ("joint_pos", joints, "joint positions from the pose, plus encoder bias"),
             ("joint_vel", joints, "joint velocities"),
             ("actions", joints, "last action"),
             ("command", 3, "commanded x, y velocity and yaw rate"),
@@ -209,7 +208,7 @@ class VelocityTask(Legged[VelocityConfig]):
             ("policy", sum(size for _, size, _ in policy), "the above, without noise and bias"),
             ("foot_height", feet, "each foot above the ground"),
             ("air_time", feet, "time since each foot left the ground"),
-            ("contact", feet, "1 for feet that touch, else 0"),
+            ("contact", feet, "1 for feet on the ground, else 0"),
             ("contact_force", 3 * feet, "sign(f) log(1 + abs(f)) of the forces on feet, world"),
         ]
         return policy, critic
@@ -255,7 +254,7 @@ class VelocityTask(Legged[VelocityConfig]):
 
     @classmethod
     def _hits(cls, cfg: VelocityConfig) -> dict[str, tuple[str, ...]]:
-        """Return what must not touch the ground, by its term (`fall`: termination)."""
+        """Return the parts that must not touch the ground, by term (`fall`: termination)."""
         robot, weights = cls.robot, cfg.all_weights
         if "shank_contact" in weights and not robot.shanks:
             of = "rough_weights" if cfg.terrain == "rough" and "shank_contact" in cfg.rough_weights else "weights"
@@ -301,20 +300,20 @@ class VelocityTask(Legged[VelocityConfig]):
         self.pushes = RootPushes(cfg.push, body, num, self.dt, device)
         self.zeros = torch.zeros(num, 3, device=device)
         self.air_time = torch.zeros(num, len(robot.feet), device=device)  # since each foot left the ground [s]
-        self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # of rewards()
-        self.touched = torch.zeros_like(self.touches)  # a control step before
-        self.peak = torch.zeros(num, len(robot.feet), device=device)  # height of each foot since it left the ground [m]
+        self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # set by rewards()
+        self.touched = torch.zeros_like(self.touches)  # one control step earlier
+        self.peak = torch.zeros(num, len(robot.feet), device=device)  # of each foot since it left the ground [m]
         self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
         self.fell = torch.zeros(num, dtype=torch.bool, device=device)
         self.origin = torch.zeros(num, 3, device=device)  # where the episode began, or the middle of its patch [m]
-        self.walked = torch.zeros(num, device=device)  # distance from there [m]
+        self.walked = torch.zeros(num, device=device)  # distance from the origin [m]
         self.ended = torch.zeros(num, dtype=torch.bool, device=device)
         self.ground = Terrain(cfg.rough, device) if rough else None
         if self.ground is not None:
             self._use_patches(len(self.ground.kinds), cfg.rough.levels)
 
     def _use_patches(self, kinds: int, levels: int) -> None:
-        """Assign envs to patches of rough ground, and place the points at which a robot measures its patch."""
+        """Assign envs to patches of rough ground, and set the points at which robots scan the ground."""
         num, device = self.num_envs, self.device
         self.scan_points = SCAN.to(device)
         self.plane_points = SCAN[PLANE].to(device)
@@ -324,7 +323,7 @@ class VelocityTask(Legged[VelocityConfig]):
         radius, points = self.robot.foot_ring
         angle = torch.arange(points, device=device) * (2.0 * math.pi / points)
         ring = radius * torch.stack([angle.cos(), angle.sin()], dim=1)
-        self.ring = torch.cat([ring, torch.zeros(1, 2, device=device)])  # m, and the middle
+        self.ring = torch.cat([ring, torch.zeros(1, 2, device=device)])  # m; ring and centre
         self.column = torch.arange(num, device=device) % kinds
         self.levels = Levels(self, levels, initial=torch.arange(num) % max(1, levels // 2))
 
@@ -355,7 +354,7 @@ class VelocityTask(Legged[VelocityConfig]):
         self.command.resample(where, unit[:, 5 + joints :])
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
-        # A servo turns the joint until its encoder, with its bias, shows the target.
+        # A servo moves the joint until the biased encoder reads the target.
         self.body.actuate(torch.addcmul(self.pose, action, self.scale) - self.encoder_bias)
 
     def observe(self) -> dict[str, Tensor | Parts]:
@@ -393,7 +392,7 @@ class VelocityTask(Legged[VelocityConfig]):
         return dict(zip(terms, torch.stack([*terms.values()]) * self.weights, strict=True))
 
     def _stride(self) -> Stride:
-        """Measure the control step; write `errors`, `touches` and `peak`."""
+        """Compute the control step's quantities; update `errors`, `touches` and `peak`."""
         error = torch.stack([self.root_lin_vel.data, self.body.root_ang_vel_local], dim=1)
         error[:, 0, :2] -= self.command.value[:, :2]
         error[:, 1, 2] -= self.command.value[:, 2]
@@ -421,17 +420,17 @@ class VelocityTask(Legged[VelocityConfig]):
         return ((self.body.joint_pos - self.pose).square() * self.tightness.index_select(0, gait)).sum(dim=1)
 
     def swings(self) -> Float[Tensor, "envs feet"]:
-        """Return 1 for feet that have been in the air for `AIR_TIMES`, else 0."""
+        """Return 1 for feet with an air time within `AIR_TIMES`, else 0."""
         least, most = AIR_TIMES
         air_time = (self.air_time + self.dt).masked_fill_(self.touches, 0.0)
         return ((air_time > least) & (air_time < most)).float()
 
     def hit_steps(self, name: str) -> Tensor:
-        """Return the physics steps with a hit; one in the last physics step counts for the whole control step."""
+        """Return the number of physics steps with a hit; a hit in the last one counts for the whole control step."""
         return self.cfg.decimation * _hit(self.hits[name])
 
     def tilt(self) -> Float[Tensor, " envs"]:
-        """Return the squared sine of the angle between torso and vertical, or the ground's normal on rough ground."""
+        """Return the squared sine of the torso's tilt from the vertical, or from the normal of rough ground."""
         if self.thighs is None:
             return 1.0 - self.torso_up.data[:, 2].square()
         a, b = (self._scan(self.plane_points) @ self.plane).unbind(dim=1)  # slopes, ahead and to the left
@@ -497,5 +496,5 @@ def _stacked(sensors: list[Sensor]) -> Float[Tensor, "envs sensors size"]:
 
 
 def _hit(sensors: list[Sensor]) -> Bool[Tensor, " envs"]:
-    """Return where any contact sensor reads a large force."""
+    """Return the envs where any contact sensor reads more than `HIT`."""
     return (torch.linalg.vector_norm(_stacked(sensors)[..., 1:], dim=-1) > HIT).any(dim=1)

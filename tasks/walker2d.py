@@ -1,4 +1,4 @@
-"""Walker2d: a two-legged robot in a plane learns to walk along +x."""
+"""Walker2d: a planar two-legged robot learns to walk along +x."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Walker2dConfig(PlanarConfig):
 class Walker2d(Planar[Walker2dConfig]):
     """Walker2d: walk along +x, as fast as possible without falling.
 
-    Physics, numbers and time limit are those of Gymnasium's Walker2d-v5, so returns compare with published ones.
+    Physics, spaces, rewards and time limit match Gymnasium's Walker2d-v5, so returns compare with published ones.
 
     Action space: 6 numbers in [-1, 1], torque / 100 N m: hip, knee, ankle of the right leg, then of the left.
 
@@ -36,9 +36,9 @@ class Walker2d(Planar[Walker2dConfig]):
     | 8-9   | lin_vel   | velocity of the torso along x and z, within +-10             | m/s   |
     | 10-16 | ang_vel   | angular velocity of the torso, joint velocities, within +-10 | rad/s |
 
-    Reward terms: forward (mean speed along x over the step), alive (while it is healthy), control cost. Start: all
-    positions and velocities +-0.005 around standing. Termination: it is not healthy, that is, the height of the torso
-    is not between 0.8 and 2 m, or it leans by more than 1 rad.
+    Reward terms: forward (mean speed along x over the step), alive (while healthy), control cost. Start: all positions
+    and velocities +-0.005 around standing. Termination: unhealthy, that is, the torso's height is outside 0.8 to 2 m,
+    or the torso leans by more than 1 rad.
     """
 
     Config = Walker2dConfig

@@ -1,9 +1,9 @@
-"""Make the motion clips in this folder, by foot placement or keyframes, and inverse kinematics (mink).
+"""Generate the motion clips in this folder from foot placements or keyframes by inverse kinematics (mink).
 
     python tasks/assets/motions/make_clips.py [NAME ...]
 
-Forces are not simulated: standing feet do not move, keyframes are joined smoothly, velocities are central differences.
-The last frame is the first one of the next repetition.
+Forces are not simulated: standing feet stay in place, keyframes are interpolated, velocities are central differences.
+The last frame is the first frame of the next repetition.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene
 
 FPS = 50.0
-STEPS = 100  # most steps of the inverse kinematics for a frame
-STILL = 1e-7  # length of a step below which it has converged [rad, m]
-DIGITS = 5  # decimals of all numbers; more double the file
+STEPS = 100  # maximum inverse kinematics steps per frame
+STILL = 1e-7  # step size below which inverse kinematics has converged [rad, m]
+DIGITS = 5  # decimals of all numbers; more would double the file size
 ROBOT = "robot"
 LEGS = ("FR", "FL", "RR", "RL")
-CYCLE, STANCE, CYCLES = 20, 11, 10  # frames of a trot's cycle and of its stance, cycles in the clip
-SPEED, LIFT = 0.6, 0.07  # of the trot [m/s], height of a foot's swing [m]
+CYCLE, STANCE, CYCLES = 20, 11, 10  # trot: frames per cycle and per stance, cycles in the clip
+SPEED, LIFT = 0.6, 0.07  # of the trot [m/s], swing height of a foot [m]
 CROUCHED = {"*_hip_pitch_joint": -0.312, "*_knee_joint": 0.669, "*_ankle_pitch_joint": -0.363}  # G1's joints [rad]
 STAND = {**CROUCHED, "left_shoulder_roll_joint": 0.25, "right_shoulder_roll_joint": -0.25}
 UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
 
 Target = tuple[np.ndarray, np.ndarray | None]
-"""Position [m], and orientation wxyz where it counts."""
+"""Position [m], and orientation wxyz or None for any."""
 Frames = Sequence[tuple[dict[str, Target], np.ndarray]]
-"""Targets of elements, and the posture to stay near, of each frame."""
+"""Element targets and preferred posture of each frame."""
 
 
 def smooth(x: float) -> float:
-    """Return a step from 0 at x = 0 to 1 at x = 1, without velocity and acceleration at both ends."""
+    """Return a step from 0 at x = 0 to 1 at x = 1, with zero velocity and acceleration at both ends."""
     x = min(max(x, 0.0), 1.0)
     return x**3 * (10.0 - 15.0 * x + 6.0 * x**2)
 
 
 def go1_trot() -> Clip:
-    """Return a trot of Go1 straight ahead."""
+    """Return a clip of Go1 trotting straight ahead."""
     scene = scene_of(assets_dir() / "go1" / "go1.xml")
     model = scene.model
     radius = float(model.geom(f"{ROBOT}/FR_foot_collision").size[0])
@@ -68,7 +68,7 @@ def go1_trot() -> Clip:
         trunk = np.array([SPEED * frame / FPS, 0.0, height + 0.004 * math.cos(2.0 * phase)])
         goals: dict[str, Target] = {"body:trunk": (trunk, UPRIGHT)}
         for leg in LEGS:
-            # A foot stands half of the way of its stance ahead of its hip, and half of it behind.
+            # A stance starts half its length ahead of the hip and ends half its length behind.
             first = 0 if leg in ("FR", "RL") else CYCLE // 2
             cycle, since = divmod(frame - first, CYCLE)
             swing = (since - STANCE) / (CYCLE - STANCE)
@@ -89,7 +89,7 @@ def pose(
 ) -> np.ndarray:
     """Return a keyframe of G1 on both feet, shape [9]: height of the pelvis [m], then angles [rad].
 
-    Yaw and pitch of pelvis and torso are from upright; arms are pitch of both shoulders, then both elbows, left first.
+    `pelvis` and `torso` are yaw and pitch from upright; `arms` are shoulder pitches, then elbows, left first.
     """
     return np.array([height, *pelvis, *torso, *arms])
 
@@ -102,7 +102,7 @@ RIGHT = pose(0.74, pelvis=(-0.35, 0.0), torso=(-1.2, 0.1), arms=(-0.4, 0.6, 0.9,
 
 
 def g1_poses(keyframes: Mapping[float, np.ndarray]) -> Clip:
-    """Return a motion of G1 through keyframes (see `pose`), by time [s]; its feet stand, its mass is above them."""
+    """Return a G1 motion through keyframes (see `pose`) by time [s]; feet stand still below the centre of mass."""
     scene = scene_of(assets_dir() / "g1" / "g1.xml")
     model = scene.model
     sole = model.geom(f"{ROBOT}/left_foot4_collision")
@@ -127,14 +127,14 @@ def g1_poses(keyframes: Mapping[float, np.ndarray]) -> Clip:
 
 
 def turned(yaw: float, pitch: float) -> np.ndarray:
-    """Return the orientation, wxyz, of a pitch and then a yaw [rad]."""
+    """Return the orientation (wxyz) of a pitch followed by a yaw [rad]."""
     quat = np.zeros(4)
     mujoco.mju_euler2Quat(quat, [yaw, pitch, 0.0], "zyx")
     return quat
 
 
 def posture(model: mujoco.MjModel, angles: Mapping[str, float]) -> np.ndarray:
-    """Return the reference pose with other joint angles [rad], by pattern, shape [nq]."""
+    """Return the reference pose with joint angles [rad] set by pattern, shape [nq]."""
     qpos = model.qpos0.copy()
     for joint in range(model.njnt):
         for pattern, angle in angles.items():
@@ -144,7 +144,7 @@ def posture(model: mujoco.MjModel, angles: Mapping[str, float]) -> np.ndarray:
 
 
 def clip_of(scene: Scene, frames: Frames) -> Clip:
-    """Return the clip of frames, without the first and the last one: velocities are differences of neighbours."""
+    """Return a clip without the first and last frame, which are only needed for velocities."""
     model = scene.model
     qpos = np.stack(list(solve(model, frames)))
     qvel = np.zeros((len(qpos) - 2, model.nv))
@@ -157,7 +157,7 @@ def clip_of(scene: Scene, frames: Frames) -> Clip:
 
 
 def solve(model: mujoco.MjModel, frames: Frames) -> Iterator[np.ndarray]:
-    """Yield the positions of each frame, [nq], by Gauss-Newton steps within the limits of the joints."""
+    """Yield the positions of each frame, [nq], by Gauss-Newton steps within the joint limits."""
     import mink
 
     limits, rest = [mink.ConfigurationLimit(model)], mink.PostureTask(model, cost=1e-3)
@@ -170,7 +170,7 @@ def solve(model: mujoco.MjModel, frames: Frames) -> Iterator[np.ndarray]:
             if name == "com":
                 tasks.setdefault(name, mink.ComTask(cost)).set_target(np.nan_to_num(pos))
                 continue
-            # Errors are in the element's frame, which may be tilted: a free coordinate keeps its value.
+            # Errors are in the element's frame, which may be tilted, so free coordinates keep their values.
             here = configuration.get_transform_frame_to_world(element, kind).translation()
             rotation = mink.SO3(UPRIGHT if quat is None else quat)
             pose = mink.SE3.from_rotation_and_translation(rotation, np.where(np.isnan(pos), here, pos))
