@@ -9,7 +9,7 @@ import pytest
 
 from gpu import gpu_targets
 
-PROBE = "facts of the probe as they should be"
+PROBE = "probe facts as expected"
 COUNTS = (256, 1024, 4096, 16384, 65536)
 SIZES: dict[str, Any] = {"num_envs": 4096, "env_counts": COUNTS}
 
@@ -110,7 +110,7 @@ def test_all_targets_met():
         (
             "bench",
             {"env_counts": GOOD["bench"]["env_counts"][:2]},
-            {"training over bare physics, 4096 envs", "numbers of envs measured"},
+            {"training over bare physics, 4096 envs", "env counts measured"},
         ),
         (
             "bench",
