@@ -364,7 +364,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         ("spin", "Actors: envs that compute", speed, None),
         ("faults", "SIGKILL of an actor", actor, "actor"),
         ("faults", "SIGKILL of the learner", learner, "learner"),
-        ("copies", "The way of a rollout", way, None),
+        ("copies", "Rollout transfer", way, None),
     ]
     lines = ["# Scaling", "", "Written by `python benchmarks/parallel/actors.py report` from scale.json."]
     if "rows" in data:

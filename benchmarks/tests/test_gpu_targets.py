@@ -86,7 +86,7 @@ def test_all_targets_met():
     [
         ("audit", {"bytes_to_device": 4.0}, {"bytes host to device in a steady iteration"}),
         ("audit", {"bytes_to_host": 0.5}, {"bytes device to host in a steady iteration"}),
-        ("audit", {"syncs": 1.0}, {"waits of the host in a steady iteration"}),
+        ("audit", {"syncs": 1.0}, {"host waits in a steady iteration"}),
         ("audit", {"occupied": 0.94}, {"device busy"}),
         ("audit", {"occupied": None}, {"device busy"}),
         ("learn", {"seconds_from_first_iteration": 15.0}, {"Ant's return 3000 [s], aim"}),
