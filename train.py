@@ -1,8 +1,8 @@
 """Train or evaluate a task.
 
-python train.py                                        Cartpole, on what this machine has
+python train.py                                        Cartpole, on the available hardware
 python train.py task=Ant num_envs=4096                 4096 ants at once
-python train.py checkpoint=Ant                         continue the latest Ant run
+python train.py checkpoint=Ant                         resume the latest Ant run
 python train.py test=true checkpoint=Ant               evaluate it
 torchrun --nproc-per-node=4 train.py task=Ant multi_gpu=true
 python train.py --help                                 the settings people change
@@ -28,12 +28,12 @@ from gpusim_rl.settings.compose import RunResult, hydra_main
 @hydra_main
 def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> RunResult:
     """Check the config against the task and the algorithm, then train or evaluate."""
-    # Heavy imports start here: --help, TAB and a typo are answered without torch.
+    # Heavy imports start here: --help, TAB and typos are handled without torch.
     from gpusim_rl.machine.hardware import check_address_space, limit_openmp_spin
 
     check_address_space()
     limit_openmp_spin()
-    logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # kernels being compiled, say
+    logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # for example, kernel compilation
     from gpusim_rl.api import load_spec
 
     spec = load_spec(config, overrides, checkpoint)

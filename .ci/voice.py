@@ -1,4 +1,4 @@
-"""Check the language rules of CONTRIBUTING.md that a pattern can decide; exit code 1 if a line breaks one."""
+"""Check those language rules of CONTRIBUTING.md that a regex can check; exit with 1 on a violation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SKIPPED = ("benchmarks/parity/",)
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
-    """Yield line, text and whether it is a function's, of all docstrings."""
+    """Yield each docstring's line and text, and whether it belongs to a function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -37,7 +37,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
 
 
 def complaints(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and complaint of a source file."""
+    """Yield the line and message of each violation in a source file."""
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
     for line, text, function in docstrings(tree):
@@ -55,7 +55,7 @@ def complaints(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def prose(line: int, text: str) -> Iterator[tuple[int, str]]:
-    """Yield the phrases of a text that the rules replace."""
+    """Yield the line and message of each discouraged phrase in a text."""
     for number, each in enumerate(text.splitlines()):
         for match in WORDS.finditer(ALLOWED.sub("", each)):
             yield line + number, f"phrase {match[0]!r}"

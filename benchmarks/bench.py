@@ -2,17 +2,17 @@
 
 python benchmarks/bench.py task=Ant num_envs=[256,1024,4096]         writes bench.json, .md and .png to throughput/Ant
 python benchmarks/bench.py task=Ant num_envs=4096 --baselines none   ours alone
-python benchmarks/bench.py learn [TASK ...] [--minutes 10]           does every task learn? Continues stopped runs
+python benchmarks/bench.py learn [TASK ...] [--minutes 10]           learning benchmark; resumes stopped runs
 
-Every case is a process, measured once per round. All cases of an env count are alive at once: their memory adds up.
+Every case is a process, measured once per round. The cases of an env count are all loaded at once: memory adds up.
 
     bare physics   the task's scene with its decimation and random controls; no task, no resets
-    env step       the environment with prepared actions; its phase `simulate` is the physics alone
+    env step       the environment with precomputed actions; the phase `simulate` is physics only
     + policy       rollouts of our trainer
-    + training     our training: rollout, update, logging; next to others in their fastest mode also compiled
+    + training     our training: rollout, update, logging; also compiled if others run in their fastest mode
 
-Numbers are control steps per second over all envs. `training_over_physics` is the training over bare physics at the
-faster simulator setting and the largest env count; `trainer_us` the time outside of `env.step` [us per control step].
+Numbers are control steps per second over all envs. `training_over_physics` is training over bare physics at the
+faster simulator setting and the largest env count; `trainer_us` is the time outside `env.step` [us per control step].
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("overrides", nargs="*", help="as for train.py: task=Ant num_envs=4096; num_envs may be a list: [256,1024]")
     add("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
-    add("--seconds", type=float, default=3.0, help="of each case in a round, at least one iteration (default: 3)")
+    add("--seconds", type=float, default=3.0, help="seconds per case and round, at least one iteration (default: 3)")
     add("--warm-up", type=int, default=6, help="iterations before the first round (default: 6)")
-    add("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3, or none (default: all that are installed)")
+    add("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3, or none (default: all installed)")
     add(
         "--modes",
         default="same,fastest",
-        help="same: the work of our PPO; fastest: the library's fastest documented mode",
+        help="same: same work as our PPO; fastest: the library's fastest documented mode",
     )
     add("--out", type=Path, help="folder to write to (default: benchmarks/throughput/<task>)")
-    add("--no-plot", action="store_true", help="write no picture")
+    add("--no-plot", action="store_true", help="do not write a plot")
     return parser.parse_intermixed_args(argv)
 
 
@@ -116,36 +116,36 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
     """Parse the command line of `learn`."""
     parser = argparse.ArgumentParser(
         prog="bench learn",
-        description="Train tasks to their thresholds, or for a stated time, and keep the curves: tasks.json, a plot,"
+        description="Train tasks to their thresholds or up to a time limit, and save the curves: tasks.json, a plot,"
         " the tables in docs/benchmarks.md and docs/tasks.md. Tasks that have reached their thresholds are skipped;"
         " others continue with more minutes.",
     )
     add = parser.add_argument
     add("tasks", nargs="*", metavar="TASK", help="default: all in learn.yaml")
-    add("--minutes", type=float, help="training time of each at most (default: as in learn.yaml)")
+    add("--minutes", type=float, help="maximum training time per task (default: from learn.yaml)")
     add("--seeds", default="1", help="e.g. 1,2,3 (default: 1)")
-    add("--recipe", default="auto", help="recipe of all trainings: auto (by device), full or quick (default: auto)")
+    add("--recipe", default="auto", help="recipe of all runs: auto (by device), full or quick (default: auto)")
     add(
         "--in-full",
         action="store_true",
-        help="train nothing: evaluate policies of other recipes in the full task, where their run folders are there",
+        help="do not train; evaluate policies of other recipes in the full task, if their run folders exist",
     )
-    add("--jobs", type=int, default=1, help="trainings at once, each on its share of the CPUs (default: 1)")
+    add("--jobs", type=int, default=1, help="concurrent runs, each on its share of the CPUs (default: 1)")
     add(
         "--out",
         type=Path,
         default=Path("benchmarks") / "learn",
-        help="folder of the results, and of learn.yaml where it is not this one's (default: benchmarks/learn)",
+        help="folder of the results, and of learn.yaml if it has one (default: benchmarks/learn)",
     )
     add("--runs", type=Path, default=Path("runs"), help="folder of run folders (default: runs)")
-    add("--table", action="store_true", help="train nothing: read again what the runs wrote, and tell it")
+    add("--table", action="store_true", help="do not train; reread the run folders and update the tables")
     page = Path("docs") / "benchmarks.md"
     add("--page", type=Path, default=page, help=f"file with the table (default: {page})")
     return parser.parse_args(argv)
 
 
 def learn(args: argparse.Namespace) -> int:
-    """Train one task at a time; results are written after each.
+    """Train the requested tasks; write the results after each.
 
     Returns:
         Exit code: 1 if a training failed, 130 if it was interrupted.
@@ -191,7 +191,7 @@ def learn(args: argparse.Namespace) -> int:
         cpus = shares.get()
         try:
             if cpus is not None:
-                os.sched_setaffinity(0, cpus)  # this thread: random actions too stay off the others' share
+                os.sched_setaffinity(0, cpus)  # this thread: keeps random actions on its CPUs too
             if outcome.random_return is None:
                 outcome.random_return = random_return(goal, outcome.recipe)
             if stop.is_set():
@@ -208,7 +208,7 @@ def learn(args: argparse.Namespace) -> int:
             )
         finally:
             shares.put(cpus)
-            if outcome.run:  # also of a training that failed: it continues from its last checkpoint
+            if outcome.run:  # even if training failed: it resumes from the last checkpoint
                 outcome.environment.setdefault("git", git)
                 keep(outcome)
 
@@ -238,9 +238,9 @@ def learn(args: argparse.Namespace) -> int:
                     print(f"error: {error}", file=sys.stderr)
                     failed = True
         except KeyboardInterrupt:
-            print("interrupted: what runs is stopped, with a checkpoint", file=sys.stderr)
+            print("interrupted: stopping running trainings with a checkpoint", file=sys.stderr)
             interrupted = True
-        finally:  # what has not begun never does; what runs keeps what it knows
+        finally:  # do not start pending trainings; running ones save their results
             stop.set()
             pool.shutdown(cancel_futures=True)
     outcomes = list(known.values())
@@ -265,10 +265,10 @@ def learn(args: argparse.Namespace) -> int:
 
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into interrupts: trainings are sessions of their own and would continue."""
+    """Turn SIGTERM and SIGHUP into interrupts: trainings run in their own sessions and would continue."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     previous = {number: signal.getsignal(number) for number in numbers}
-    heard = [number for number in numbers if previous[number] != signal.SIG_IGN]  # nohup ignores one
+    heard = [number for number in numbers if previous[number] != signal.SIG_IGN]  # nohup ignores SIGHUP
     for number in heard:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -279,14 +279,14 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
 
 
 def begin(goal: Goal, seed: int, known: Outcome | None, recipe: str, settings: str) -> Outcome:
-    """Return the known outcome of a goal's training, or a new one if there is none or settings changed.
+    """Return the known outcome of a goal's training, or a new one if unknown or its settings changed.
 
     Args:
         goal: Task, threshold and overrides.
         seed: Seed of the run.
-        known: Outcome of that task, recipe and seed so far.
+        known: Previous outcome of this task, recipe and seed.
         recipe: Name of the recipe.
-        settings: Hash of its settings, from `composed`.
+        settings: Hash of the settings, from `composed`.
     """
     from learn.learning import Outcome
 
@@ -307,7 +307,7 @@ def begin(goal: Goal, seed: int, known: Outcome | None, recipe: str, settings: s
 
 
 def measured(known: Outcome, goal: Goal | None) -> Outcome:
-    """Return a copy of an outcome judged by a goal, from its run's rows or stored values."""
+    """Return a copy of an outcome judged against a goal, using the run's rows or stored values."""
     from learn.learning import hold_against, measure_run
 
     outcome = dataclasses.replace(known, stats=dict(known.stats))
@@ -321,7 +321,7 @@ def measured(known: Outcome, goal: Goal | None) -> Outcome:
 
 
 COMPOSING = threading.Lock()
-"""Lock for Hydra's global state: trainings begin in several threads."""
+"""Lock for Hydra's global state: trainings start in several threads."""
 
 
 def composed(goal: Goal, recipe: str) -> tuple[str, str]:
@@ -337,7 +337,7 @@ def composed(goal: Goal, recipe: str) -> tuple[str, str]:
 
 
 def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
-    """Return CPUs for each of the concurrent trainings; None where they cannot be divided."""
+    """Return the CPUs of each concurrent training; None if they cannot be divided."""
     shares: queue.SimpleQueue[set[int] | None] = queue.SimpleQueue()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     for job in range(jobs):
@@ -377,13 +377,13 @@ def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
             raise ValueError
     except ValueError:
         raise ConfigError(
-            f"num_envs must be a positive int or a list of them, got {value}; try num_envs=[256,1024]"
+            f"num_envs must be a positive int or a list of positive ints, got {value}; try num_envs=[256,1024]"
         ) from None
     return list(dict.fromkeys(counts)), rest
 
 
 def measure_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
-    """Measure a task; check the configuration first."""
+    """Check the configuration, then measure a task."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.learn.precision import choose_precision
@@ -395,14 +395,14 @@ def measure_task(args: argparse.Namespace, overrides: Sequence[str], counts: Seq
 
     baselines, missing = choose_baselines(args.baselines)
     if missing:
-        print(f"left out, not installed: {', '.join(missing)}; {install_command(missing)}", file=sys.stderr)
+        print(f"skipped, not installed: {', '.join(missing)}; {install_command(missing)}", file=sys.stderr)
     modes = args.modes.split(",")
     if not set(modes) <= set(MODES):
-        raise ConfigError(f"--modes must be of {', '.join(MODES)}, got {args.modes}")
+        raise ConfigError(f"--modes must be among {', '.join(MODES)}, got {args.modes}")
     spec = load_spec(compose([*overrides, *(f"num_envs={count}" for count in counts[:1])]), overrides)
     cfg = spec.cfg
     if not isinstance(cfg.algorithm, PPOConfig):
-        raise ConfigError("the bench measures PPO: try algo=ppo")
+        raise ConfigError("the benchmark only measures PPO: try algo=ppo")
     rl_device, choice = choose_devices(cfg)
 
     def cases(num_envs: int) -> list[Case]:
@@ -427,11 +427,11 @@ def worker_command() -> list[str]:
 
 
 def draw(make: Callable[[Any], Any], path: Path) -> bool:
-    """Draw a picture where matplotlib is installed; `make` gets the module `matplotlib.figure`."""
+    """Save a plot if matplotlib is installed; `make` is called with the module `matplotlib.figure`."""
     from gpusim_rl.errors import ConfigError, import_extra
 
     try:
-        figures = import_extra("matplotlib.figure", "view", "the picture")
+        figures = import_extra("matplotlib.figure", "view", "the plot")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return False
@@ -440,6 +440,6 @@ def draw(make: Callable[[Any], Any], path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not; its own folder stays.
+    # Like train.py, import the checkout of this file, installed or not; keep the script's own folder.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     sys.exit(main())

@@ -1,10 +1,10 @@
 """Write docs/config.md from the comments of the yaml files in cfg/.
 
 python docs/build_config.py                 docs/config.md
-python docs/build_config.py --check         exit code 1 where the page is stale
+python docs/build_config.py --check         exit code 1 if the page is stale
 
-Each fact has one source: a setting's value and meaning are in cfg/, its name, type and rule in
-gpusim_rl/settings/schema.py. The comment after a key is its meaning; the comment at the top of a file introduces it.
+Each fact has one source: values and meanings of settings are in cfg/, names, types and rules in
+gpusim_rl/settings/schema.py. The comment after a key is its meaning, the comment at the top of a file its introduction.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ include the ones it needs.
 An unknown key is an error ([exit code 2](outputs.md#exit-codes)), with or without Hydra's `+`.
 """
 ALGORITHMS = tuple(schema.ALGORITHMS)
-"""Algorithms with a section of their own; the other yamls of cfg/algo are other values for one of these."""
+"""Algorithms with their own section; the other yamls in cfg/algo are variants of these."""
 
 ALGORITHMS_HEAD = """\
 [algorithms.md](algorithms.md) describes the algorithms. Each has the settings under its own heading and under each
@@ -57,7 +57,7 @@ each is followed by the algorithms that have it.
 """
 TASK_HEAD = "Settings of every task. Their values are in the task's yaml, next to the task's own settings.\n"
 GROUPS = {"sim": "auto", "actors": "none", "log": "default", "debug": "none"}
-"""Groups of yamls, and the one of each that has all keys."""
+"""Groups of yamls, and the yaml of each group that has all keys."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Setting:
 
     Attributes:
         key: Full key, such as `ppo.network.hidden`.
-        value: Its value as the command line takes it; None for a section.
+        value: Value in command-line syntax; None for a section.
         comment: Trailing comment.
     """
 
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="build_config", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="compare the page with cfg/, and write nothing")
+    parser.add_argument("--check", action="store_true", help="check the page against cfg/ without writing")
     return parser.parse_args(argv)
 
 
@@ -135,7 +135,7 @@ def algorithm(name: str) -> list[Setting]:
 
 
 def typed(key: str, file: Path) -> str:
-    """Format a setting of a shared file with its default, or with the defaults of the algorithms that use this row.
+    """Format a setting of a shared file with its default, or with a default per algorithm.
 
     Args:
         key: Key without its section.
@@ -156,7 +156,7 @@ def typed(key: str, file: Path) -> str:
 
 @functools.cache
 def shared(file: Path) -> list[Path]:
-    """Return the files of cfg/learn that a yaml includes by its `defaults`, directly or indirectly."""
+    """Return the files of cfg/learn that a yaml includes through `defaults`, directly or indirectly."""
     defaults = yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", [])
     files = [CFG / "learn" / f"{re.sub('^/learn/|@.*', '', name)}.yaml" for name in defaults if name != "_self_"]
     return [*files, *(other for found in files for other in shared(found))]
@@ -210,10 +210,10 @@ def listing(rows: list[Setting], shown: set[Setting] | None = None, section: str
 
     Args:
         rows: The settings.
-        shown: Keys (without their section) and meanings already on the page. Their rows end the list, without the
-            meaning; other rows are added to `shown`.
+        shown: Keys (without section) and meanings already on the page. Their rows come last, without the meaning;
+            other rows are added to `shown`.
         section: Section in the keys of `rows`.
-        file: File of cfg/learn that has the rows, whose algorithms may have different defaults.
+        file: File of cfg/learn that has the rows, if defaults may differ between its algorithms.
     """
     lines, explained = [], []
     for row in rows:
@@ -236,7 +236,7 @@ def sentence(comment: str) -> str:
 
 
 def prose(comment: str) -> str:
-    """Format a comment as Markdown: choices separated by commas, documents as links."""
+    """Format a comment as Markdown: choices separated by commas, file names as links."""
     text = comment.replace(" | ", ", ").replace("<", "&lt;")
     return re.sub(r"docs/((\w+\.md)(#[\w-]+)?)", r"[\2](\1)", text)
 

@@ -1,7 +1,7 @@
 """Build the documentation site: all pages, the API reference from docstrings, search, and plain text.
 
 Every warning is an error. The start page has a 3D replay of the Go1 demo in the package. For language models, the site
-has llms.txt, a list of its pages, llms-full.txt, all pages in one file, and each page as Markdown.
+has llms.txt (a list of its pages), llms-full.txt (all pages in one file) and each page as Markdown.
 
 python docs/build_site.py                    docs/site/index.html (not committed)
 python docs/build_site.py --out /tmp/site    another folder
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build(out: Path) -> int:
-    """Build the site and print its path; return the exit code."""
+    """Build the site and print the path; return the exit code."""
     from sphinx.cmd.build import build_main
 
     with tempfile.TemporaryDirectory() as cache:
@@ -56,7 +56,7 @@ def build(out: Path) -> int:
 
 
 def write_replay(page: Path) -> None:
-    """Write the replay that the start page shows (conf.py)."""
+    """Write the replay shown on the start page (see conf.py)."""
     from gpusim_rl.files.paths import demos_dir
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.web_scene import html_replay
@@ -90,7 +90,7 @@ def contents() -> dict[str, list[str]]:
 
 
 def write_text(site: Path) -> None:
-    """Write llms.txt, llms-full.txt (https://llmstxt.org) and the pages as Markdown into the folder of the site."""
+    """Write llms.txt, llms-full.txt (https://llmstxt.org) and the Markdown pages to the site folder."""
     title, summary, start = read_page("index")
     lines, pages = [f"# {title}", "", f"> {summary}"], [start]
     for heading, names in contents().items():
@@ -117,7 +117,7 @@ def read_page(name: str) -> tuple[str, str, str]:
 
 
 def outside_requests(site: Path) -> list[str]:
-    """Return the external resources that each page would load."""
+    """Return messages about external resources that pages load."""
     loads = re.compile(
         r"<(?:script|img|iframe|video|source)\b[^>]*\bsrc=\"(?:https?:)?//[^\"]*|<link\b[^>]*\bhref=\"https?://[^\"]*"
     )

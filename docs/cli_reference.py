@@ -1,4 +1,4 @@
-"""Reference of the command line for the site: a section for each command, from its `--help`."""
+"""Command-line reference for the site: a section per command, generated from `--help`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpusim_rl import cli
 
 
 def reference() -> str:
-    """Return the sections of all commands, by purpose, as reStructuredText."""
+    """Return the sections of all commands, grouped by purpose, as reStructuredText."""
     lines: list[str] = []
     for group, names in cli.GROUPS.items():
         lines += heading(group, "-")
@@ -22,7 +22,7 @@ def reference() -> str:
 
 
 def section(name: str) -> list[str]:
-    """Return the section of a command, and those of its subcommands."""
+    """Return the sections of a command and its subcommands."""
     summary, usage, *blocks = help_text(name).rstrip().split("\n\n")
     lines = heading(f"gpusim-rl {name}", "~")
     lines += [summary, "", "::", "", f"   {usage.removeprefix('Usage: ')}", ""]
@@ -40,12 +40,12 @@ def section(name: str) -> list[str]:
 
 
 def help_text(name: str) -> str:
-    """Return what a command prints for `--help`, each option on one line."""
+    """Return the `--help` output of a command, each option on one line."""
     with mock.patch.dict(os.environ, COLUMNS="1000"), redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
         cli.main([*name.split(" "), "--help"])
     return printed.getvalue()
 
 
 def heading(title: str, line: str) -> list[str]:
-    """Return a heading."""
+    """Return the lines of a heading."""
     return [title, line * len(title), ""]

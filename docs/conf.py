@@ -27,7 +27,7 @@ REPLAY = """```{raw} html
 <iframe src="replay.html" title="A trained Go1 walks, in 3D" class="replay"></iframe>
 <p class="replay">The Go1 that comes with the package. Drag to rotate, scroll to zoom.</p>
 ```"""
-"""The page of `build_site.write_replay`."""
+"""Embeds the page written by `build_site.write_replay`."""
 
 SOURCE = "https://github.com/gpusim-rl/gpusim_rl/blob/main/"
 CONTENTS = {
@@ -87,7 +87,7 @@ html_theme_options = {
 highlight_language = "text"
 myst_heading_anchors = 4
 
-default_role = "code"  # docstrings have Markdown's backticks
+default_role = "code"  # docstrings use Markdown backticks
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -106,10 +106,10 @@ GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 
 
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add contents and a replay to the start page, the commands to theirs, and the code host to links that leave."""
+    """Add contents and a replay to the start page and commands to the CLI page; link outside files to the code host."""
     if page == root_doc:
         source[0], found = re.subn(r"(^!\[.*\n)", rf"\1\n{REPLAY}\n", source[0], count=1, flags=re.MULTILINE)
-        assert found, "the start page has no picture for the replay to stand below"
+        assert found, "the start page has no picture to put the replay below"
         for caption, pages in CONTENTS.items():
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
     if page == "reference/cli":
@@ -119,7 +119,7 @@ def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Turn a Google-style Markdown docstring into Sphinx's format, in which indented examples need a mark."""
+    """Convert a Google-style Markdown docstring to Sphinx's format, where indented examples need `::`."""
     marked: list[str] = []
     depth = 0
     for line in lines:
@@ -131,7 +131,7 @@ def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, li
         elif line:
             depth = indent
         marked += line.split("\n")
-    if what not in ("attribute", "data", "property"):  # there, Sphinx reads text before a colon as a type
+    if what not in ("attribute", "data", "property"):  # for these, Sphinx parses text before a colon as a type
         marked = GoogleDocstring(marked, GOOGLE, app, what, name, obj, options).lines()
     lines[:] = marked
 
@@ -139,7 +139,7 @@ def read_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, li
 def read_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Drop the rules of settings from a signature, and show default objects as `Class()`."""
+    """Remove validation rules of settings from a signature, and show default objects as `Class()`."""
     if signature == "(*args: Any, **kwargs: Any)":  # inherited from a mock
         signature = str(inspect.signature(obj.__init__)).replace("self, ", "").replace("'", "")
     signature = signature and re.sub(r"~typing\.Annotated\[([\w.]+(?:\[[^\]]*\])?), .*?<lambda>\)\]", r"\1", signature)

@@ -3,7 +3,7 @@
 python docs/make_animation.py runs/Ant/latest@0.45 runs/Hopper/latest --seconds 4      docs/images/trained.webp
 python docs/make_animation.py runs/Pendulum/latest --out pendulum.webp
 
-Every run folder is one tile, named after its task; with `@0.45` the robot fills 0.45 of its tile at the start.
+Every run folder is one tile, labelled with the task; with `@0.45`, the robot fills 0.45 of the tile at the start.
 The animation plays in real time and repeats.
 Needs Pillow, which `pip install -e ".[view]"` installs.
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 GAP = 4  # pixels between tiles
-SMOOTH = 2  # pixels drawn for each pixel of the picture, in both directions
+SMOOTH = 2  # supersampling factor in both directions
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,21 +37,21 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="make_animation", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("runs", nargs="+", help="run folder or checkpoint, a tile each; RUN@FILL for its own --fill")
+    parser.add_argument("runs", nargs="+", help="run folder or checkpoint, one tile each; RUN@FILL overrides --fill")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images" / "trained.webp", help="file to write")
-    parser.add_argument("--columns", type=int, default=4, help="tiles in a row (default: 4)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length (default: 5)")
+    parser.add_argument("--columns", type=int, default=4, help="tiles per row (default: 4)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration (default: 5)")
     parser.add_argument("--skip", type=float, default=1.0, help="simulated seconds to leave out first (default: 1)")
     parser.add_argument("--fps", type=int, default=15, help="frames per second (default: 15)")
-    parser.add_argument("--width", type=int, default=240, help="of a tile, pixels (default: 240)")
-    parser.add_argument("--height", type=int, default=180, help="of a tile, pixels (default: 180)")
-    parser.add_argument("--fill", type=float, default=0.6, help="of a tile, for the robot at the start (default: 0.6)")
-    parser.add_argument("--quality", type=int, default=60, help="of the WebP file, 0 to 100 (default: 60)")
+    parser.add_argument("--width", type=int, default=240, help="tile width in pixels (default: 240)")
+    parser.add_argument("--height", type=int, default=180, help="tile height in pixels (default: 180)")
+    parser.add_argument("--fill", type=float, default=0.6, help="tile fraction filled by the robot (default: 0.6)")
+    parser.add_argument("--quality", type=int, default=60, help="quality of the WebP file, 0 to 100 (default: 60)")
     return parser.parse_args(argv)
 
 
 def picture(args: argparse.Namespace) -> np.ndarray:
-    """Return all frames, uint8 [frames, height, width, 3]."""
+    """Return all frames of the animation, uint8 [frames, height, width, 3]."""
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
     limit_openmp_spin()  # before torch is imported
@@ -75,7 +75,7 @@ def tile(run: str, args: argparse.Namespace) -> np.ndarray:
     from gpusim_rl.view.snapshot import FramingCamera
 
     class Framed(FramingCamera):
-        """Place the camera as close as for a snapshot; it follows the robot."""
+        """Camera that follows the robot, framed as for a snapshot."""
 
         offset: np.ndarray | None = None
 

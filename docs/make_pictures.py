@@ -1,9 +1,9 @@
-"""Draw the pictures at the top of the guides, docs/images/guide_*.webp: mosaics of tasks, and frames of videos.
+"""Draw the pictures at the top of the guides, docs/images/guide_*.webp: mosaics of tasks and video frames.
 
 python docs/make_pictures.py                     all
 python docs/make_pictures.py robots exported     some
 
-It needs `pip install -e ".[test]"` and OpenGL through EGL, and takes two minutes on two cores.
+Needs `pip install -e ".[test]"` and OpenGL through EGL, and takes two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 DEMO = str(ROOT / "gpusim_rl" / "demos" / "Go1Velocity")
-WIDTH = 1280  # of a picture [pixels]
+WIDTH = 1280  # width of a picture [pixels]
 QUALITY = 80  # of the WebP files, 0 to 100
 APPEARANCE = (
     "{picture_params: {cam_pos: {range: [-0.15, 0.15], operation: additive, distribution: uniform},"
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("pictures", nargs="*", metavar="PICTURE", help=f"default: {' '.join([*MOSAICS, *VIDEOS])}")
     names = parser.parse_args(argv).pictures or [*MOSAICS, *VIDEOS]
     if unknown := set(names) - {*MOSAICS, *VIDEOS}:
-        parser.error(f"no picture {', '.join(unknown)}")
+        parser.error(f"unknown pictures: {', '.join(unknown)}")
     with friendly_errors(), tempfile.TemporaryDirectory() as folder:
         for name in names:
             tiles = tasks(MOSAICS[name].split()) if name in MOSAICS else VIDEOS[name](Path(folder))
@@ -69,7 +69,7 @@ def tasks(names: list[str]) -> list[Image]:
 
 
 def mosaic(tiles: list[Image]) -> Image:
-    """Place tiles of one shape side by side, in rows of four or five."""
+    """Place tiles of equal size side by side, in rows of four or five."""
     from PIL import Image
 
     columns = 5 if len(tiles) % 5 == 0 else 4
@@ -90,7 +90,7 @@ def run(folder: Path, script: str, *words: str) -> None:
 
 
 def moments(video: Path, box: tuple[int, int, int, int], shares: tuple[float, ...]) -> list[Image]:
-    """Cut the box (left, top, right, bottom [pixels]) out of frames at these shares of a video's length."""
+    """Crop a box (left, top, right, bottom [pixels]) from frames at these fractions of a video's duration."""
     import imageio.v3
     from PIL import Image
 
@@ -115,7 +115,7 @@ def clip(folder: Path) -> list[Image]:
 
 
 def randomized(folder: Path) -> list[Image]:
-    """Draw the policy's images in ten envs, with random colours and cameras."""
+    """Draw the policy's camera images in ten envs, with random colours and camera positions."""
     sizes = ("num_envs=10", "task.height=160", "task.width=160", "ppo.horizon=2", "ppo.minibatch_size=20")
     draws = ("task.randomize=true", f"task.randomization_params={APPEARANCE}")
     run(folder, "train.py", "task=FrankaReachCamera", "device=cpu", "max_iterations=1", *sizes, *draws)

@@ -1,9 +1,9 @@
 """Draw the screenshots docs/images/screen_*.webp: terminal, plot, report, viewer and the site's start page.
 
 python docs/make_screenshots.py                                 all, with three short Cartpole runs
-python docs/make_screenshots.py plot report --runs runs/Ant/*   some, with runs that there are
+python docs/make_screenshots.py plot report --runs runs/Ant/*   some, with existing runs
 
-It needs `pip install -e ".[test,docs]"` and Chromium. Without a GPU a picture in 3D takes minutes.
+Needs `pip install -e ".[test,docs]"` and Chromium. Without a GPU, a 3D picture takes minutes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = ("chromium-headless-shell", "chromium", "google-chrome")
 FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # 3D on the CPU
-PATIENCE_MS = 400_000  # the CPU draws slowly
-SHOWN = 0.6  # share of a run after which the panel is drawn
-WIDTH = 102  # of the terminal, characters
+PATIENCE_MS = 400_000  # the CPU renders slowly
+SHOWN = 0.6  # fraction of a run after which the panel is drawn
+WIDTH = 102  # width of the terminal, in characters
 TERMINAL = (
     '<pre style="color: {foreground}; background: {background}; display: inline-block; margin: 0; padding: 16px 10px;'
     ' font: 19px/normal monospace">{code}</pre>'
@@ -60,7 +60,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder (default: docs/images)")
     args = parser.parse_args(argv)
     if unknown := set(args.pictures) - set(PICTURES):
-        parser.error(f"no picture {', '.join(unknown)}; there are {', '.join(PICTURES)}")
+        parser.error(f"unknown pictures: {', '.join(unknown)}; available: {', '.join(PICTURES)}")
     return args
 
 
@@ -90,7 +90,7 @@ class Work:
         from gpusim_rl.errors import ConfigError
 
         if subprocess.run([sys.executable, str(ROOT / script), *words], cwd=self.folder).returncode:
-            raise ConfigError(f"{script} has failed: its last line above says why")
+            raise ConfigError(f"{script} failed: see its last output line above")
 
     def output(self, script: str, *words: str) -> str:
         """Return the output of a script of this checkout in the folder."""
@@ -98,14 +98,14 @@ class Work:
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=True).stdout.rstrip()
 
     def runs(self) -> Sequence[str]:
-        """Return the run folders; three seeds of Cartpole where none were named."""
+        """Return the run folders; without --runs, train three seeds of Cartpole."""
         if not self._runs:
             self.run("train.py", "-m", "seed=1,2,3", "max_iterations=120", "device=cpu")
             self._runs = sorted(map(str, (self.folder / "runs" / "Cartpole").glob("2*")))
         return self._runs
 
     def page(self, height: int, address: str = "about:blank") -> Any:
-        """Open a page of a laptop's width."""
+        """Open a page at laptop width."""
         page = self._chromium.new_page(viewport={"width": 1280, "height": height}, color_scheme="light")
         page.set_default_timeout(PATIENCE_MS)
         page.goto(address)
@@ -113,7 +113,7 @@ class Work:
 
 
 def panel(work: Work) -> bytes:
-    """Show the panel of a run, halfway through training."""
+    """Draw the console panel of a run in training."""
     from gpusim_rl.run.console import Console
     from gpusim_rl.view.curves import read_run
 
@@ -142,24 +142,24 @@ def terminal(work: Work, command: str, shown: Any) -> bytes:
 
 
 def doctor(work: Work) -> bytes:
-    """Print what limits a run of Ant."""
+    """Draw the doctor's report on a run of Ant."""
     work.run("train.py", "task=Ant", "num_envs=256", "max_iterations=30", "device=cpu")
     return terminal(work, "gpusim-rl doctor Ant", work.output("tools/doctor.py", "Ant"))
 
 
 def audit(work: Work) -> bytes:
-    """Print the copies and waits of a run."""
+    """Draw the audit of copies and waits in a run."""
     return terminal(work, "gpusim-rl audit task=Ant", work.output("tools/audit.py", "task=Ant", "num_envs=64"))
 
 
 def plot(work: Work) -> bytes:
-    """Draw the curves of the runs."""
+    """Draw the learning curves of the runs."""
     work.run("tools/plot.py", *work.runs(), "--out", "plot.png", "--overwrite")
     return (work.folder / "plot.png").read_bytes()
 
 
 def report(work: Work) -> bytes:
-    """Write a report of the runs and open the file."""
+    """Draw the report of the runs."""
     work.run("tools/report.py", *work.runs(), "--out", "report.html", "--overwrite")
     page = work.page(1080, f"file://{work.folder / 'report.html'}")
     wait_for_scene(page, page.frame_locator("iframe"))
@@ -167,7 +167,7 @@ def report(work: Work) -> bytes:
 
 
 def viewer(work: Work) -> bytes:
-    """Play the demo with contact forces."""
+    """Draw the viewer with the demo and contact forces."""
     command = [sys.executable, "-u", str(ROOT / "tools" / "demo.py"), "Go1", "--port", "0", "--num-envs", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -175,7 +175,7 @@ def viewer(work: Work) -> bytes:
             found = next(filter(None, (re.search(r"http://\S+", line) for line in server.stdout)))
             page = work.page(1060, found[0])
             wait_for_scene(page, page)
-            for _ in range(2):  # a busy page may lose the first click; the second does nothing otherwise
+            for _ in range(2):  # a busy page can lose the first click; otherwise the second is a no-op
                 page.get_by_label("Contact forces").check(force=True)
                 page.wait_for_timeout(6_000)
             return page.screenshot()
@@ -193,7 +193,7 @@ def wait_for_scene(page: Any, frame: Any) -> None:
 
 
 def site(work: Work) -> bytes:
-    """Build the site, and open its start page."""
+    """Build the site and draw the start page."""
     work.run("docs/build_site.py", "--out", "site")
     return work.page(800, f"file://{work.folder / 'site' / 'index.html'}").screenshot()
 

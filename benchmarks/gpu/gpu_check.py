@@ -1,20 +1,20 @@
 """Run the checks that need a CUDA device, and compare the results with targets.
 
-python benchmarks/gpu/gpu_check.py                       all but more_tests, within nine minutes; writes gpu.json
-python benchmarks/gpu/gpu_check.py --quick               small sizes: does it work?
+python benchmarks/gpu/gpu_check.py                       all except more_tests, within nine minutes; writes gpu.json
+python benchmarks/gpu/gpu_check.py --quick               smoke test with small sizes
 python benchmarks/gpu/gpu_check.py --parts learn,bench   only these
-python benchmarks/gpu/gpu_check.py --resume              what the json lacks
-python benchmarks/gpu/gpu_check.py --device cpu          tiny sizes without a GPU; judges nothing
+python benchmarks/gpu/gpu_check.py --resume              parts missing from the json
+python benchmarks/gpu/gpu_check.py --device cpu          tiny sizes without a GPU; no targets apply
 
     probe       facts about versions, captures, physics and graph modes (benchmarks/gpu/gpu_probe.py)
-    bench       speeds at 4096 envs (benchmarks/bench.py)
+    bench       throughput at 4096 envs (benchmarks/bench.py)
     learn       a training (train.py), timed until its mean return reaches the target
-    tests       tests/gpu, the decisive ones
-    audit       copies, waits and occupancy of a steady iteration (tools/audit.py)
-    more_tests  the other tests of tests/gpu; only where --parts names them
+    tests       the decisive tests of tests/gpu
+    audit       copies, waits and occupancy in steady state (tools/audit.py)
+    more_tests  the other tests of tests/gpu; only if named in --parts
 
-Each part is a process with a time limit; the json is written after every part, fact and number of envs. Exit code 0:
-all ran and met their targets; 1: something failed or missed; 2: bad input, or no CUDA.
+Each part is a process with a time limit; the json is saved after every part, fact and env count. Exit code 0:
+everything ran and met its targets; 1: a part failed or missed a target; 2: bad input, or no CUDA.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ SHARE = {"probe": 0.27, "bench": 0.23, "learn": 0.15, "tests": 0.2, "audit": 0.1
 """Weight of each part when the remaining time is divided."""
 
 ONLY_NAMED = ("more_tests",)
-"""Parts that run only where `--parts` names them."""
+"""Parts that run only if `--parts` names them."""
 
 FACT_SHARE = 0.7
-"""Share of the probe's remaining time that one fact may take."""
+"""Maximum fraction of the probe's remaining time for one fact."""
 
 LEAST_S = 5.0
-"""Least remaining time with which a part is started [s]."""
+"""Minimum remaining time to start a part [s]."""
 
 ENDING_S = 15.0
-"""Time to end after an interrupt [s]."""
+"""Grace period after an interrupt [s]."""
 
 OUTCOMES = ("passed", "failed", "skipped", "xfailed")
 """Outcomes of a test."""
 
-TAIL = 15  # lines of what a part printed, kept where it failed
+TAIL = 15  # output lines to keep of a failed part
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Plan:
     """Sizes of the parts.
 
     Attributes:
-        num_envs: Envs of all parts but tests; the bench is judged at this number.
-        env_counts: Numbers of envs to measure.
-        rounds: Rounds of the bench.
+        num_envs: Number of envs for all parts except tests; the benchmark is judged at this number.
+        env_counts: Env counts to benchmark.
+        rounds: Rounds of the benchmark.
         seconds: Duration of each case in a round [s].
         warm_up: Iterations before the first round.
         overrides: Settings for all parts.
-        max_iterations: Iterations of the training.
+        max_iterations: Maximum iterations of the training.
     """
 
     num_envs: int
@@ -118,36 +118,36 @@ def parse(argv: list[str]) -> argparse.Namespace:
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="key=value", help="for all parts but tests, as for train.py")
-    add("--parts", help=f"of {', '.join(PARTS)} (default: all but {', '.join(ONLY_NAMED)})")
+    add("overrides", nargs="*", metavar="key=value", help="for all parts except tests, as for train.py")
+    add("--parts", help=f"among {', '.join(PARTS)} (default: all except {', '.join(ONLY_NAMED)})")
     add("--device", default="cuda", help="cuda, cuda:<index>; cpu runs tiny sizes (default: cuda)")
-    add("--quick", action="store_true", help="small sizes, which are not held against targets that depend on size")
+    add("--quick", action="store_true", help="small sizes; skip size-dependent targets")
     add(
         "--baselines",
         nargs="?",
         const="all",
         default="none",
         metavar="NAMES",
-        help="bench other libraries too, in their fastest mode",
+        help="also benchmark other libraries in their fastest mode",
     )
-    add("--env-counts", metavar="N,N", help="numbers of envs to bench (default: 4096)")
-    add("--return", dest="wanted", type=float, default=RETURN, help=f"to train until (default: {RETURN:g})")
+    add("--env-counts", metavar="N,N", help="env counts to benchmark (default: 4096)")
+    add("--return", dest="wanted", type=float, default=RETURN, help=f"target return (default: {RETURN:g})")
     add(
         "--resume",
         action="store_true",
-        help="keep what the json has; run parts that are missing, failed, or in --parts",
+        help="keep earlier results; run parts that are missing, failed or in --parts",
     )
-    add("--budget-s", type=float, default=520.0, help="time for all of it [s] (default: 520)")
+    add("--budget-s", type=float, default=520.0, help="total time budget [s] (default: 520)")
     add("--out", type=Path, default=Path("benchmarks") / "gpu" / "gpu.json", help="default: benchmarks/gpu/gpu.json")
     return parser.parse_intermixed_args(argv)
 
 
 def check_input(args: argparse.Namespace) -> None:
-    """Raise ConfigError for a wrong option or a missing device."""
+    """Raise ConfigError for an invalid option or a missing device."""
     from gpusim_rl.errors import ConfigError, did_you_mean
 
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
-    if missing:  # once, not in every part
+    if missing:  # once, instead of in every part
         raise ConfigError(f"cannot find {', '.join(missing)}: try pip install -e ., or add their folder to PYTHONPATH")
     args.parts = None if args.parts is None else [name for name in args.parts.split(",") if name]
     for name in args.parts or ():
@@ -159,7 +159,7 @@ def check_input(args: argparse.Namespace) -> None:
         raise ConfigError(f"--device must be cuda, cuda:<index> or cpu, got {args.device}")
     for text in args.overrides:
         if text.partition("=")[0] in ("task", "num_envs", "device") or "=" not in text:
-            raise ConfigError(f"{text}: task and sizes are given; see --device, --env-counts, --quick")
+            raise ConfigError(f"{text}: task and sizes are fixed; see --device, --env-counts, --quick")
     plan = TINY if args.device == "cpu" else QUICK if args.quick else FULL
     args.plan = plan
     if args.env_counts is not None:
@@ -171,7 +171,7 @@ def check_input(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any]:
-    """Run one part at a time, and write the report after each.
+    """Run one part at a time, and save the report after each.
 
     Args:
         args: From `parse` and `check_input`.
@@ -226,12 +226,12 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
 
             limit = left() * SHARE[name] / sum(SHARE[other] for other in todo[number:])
             if limit < LEAST_S:
-                status = old | {"status": "skipped", "error": f"the budget of {args.budget_s:g} s is spent"}
+                status = old | {"status": "skipped", "error": f"the budget of {args.budget_s:g} s is used up"}
             else:
                 say(f"{name}: at most {limit:.0f} s")
                 try:
                     status = RUN[name](Job(args, Path(folder), limit, old, keep))
-                except (OSError, ValueError, KeyError, TypeError) as error:  # what it left is not what we know
+                except (OSError, ValueError, KeyError, TypeError) as error:  # malformed output of the part
                     status = parts.get(name, {}) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
             say(f"{name}: {summary(status)}")
             keep(status)
@@ -244,10 +244,10 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
 
 
 def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an earlier report and its numbers of envs.
+    """Return the parts of an earlier report, with all of its env counts.
 
     Raises:
-        ConfigError: The file is not such a report, or differs in commit, device or settings.
+        ConfigError: The file is not a report, or differs in commit, device or settings.
     """
     from gpusim_rl.errors import ConfigError
 
@@ -256,10 +256,10 @@ def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("schema", "git", "device", "quick", "overrides", "wanted"):
             if old[name] != report[name]:
                 raise ConfigError(
-                    f"--resume: {file} is of another {name}: it has {old[name]}, now {report[name]}; try another --out"
+                    f"--resume: {file} has a different {name}: {old[name]}, now {report[name]}; try another --out"
                 )
         if gpus(old) != gpus(report):
-            raise ConfigError(f"--resume: {file} is of {gpus(old)}, this is {gpus(report)}; try another --out")
+            raise ConfigError(f"--resume: {file} was measured on {gpus(old)}, not {gpus(report)}; try another --out")
         parts = dict(old["parts"])
         counts = dict.fromkeys([*old["env_counts"], *report["env_counts"]])
     except ConfigError:
@@ -277,12 +277,12 @@ def gpus(report: Mapping[str, Any]) -> str:
 
 
 def complete(part: Part) -> bool:
-    """Return whether nothing of a part is left to do."""
+    """Return whether a part is complete."""
     return part.get("status") == "ok" and not part.get("skipped")
 
 
 def summary(part: Part) -> str:
-    """Describe how a part ended in one line."""
+    """Summarise the outcome of a part in one line."""
     counts = ", ".join(f"{part[kind]} {kind}" for kind in OUTCOMES if kind in part) if "passed" in part else ""
     return ", ".join(text for text in (part["status"], counts, part.get("error")) if text)
 
@@ -292,13 +292,13 @@ def summary(part: Part) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """Process that ended.
+    """Result of a finished process.
 
     Attributes:
         code: Exit code; negative after a signal.
         seconds: Duration [s].
-        timed_out: Whether it was ended at its time limit.
-        output: Both streams.
+        timed_out: Whether the process was stopped at its time limit.
+        output: Combined stdout and stderr.
     """
 
     code: int
@@ -307,10 +307,10 @@ class Ended:
     output: str
 
     def status(self, good: Sequence[int] = (0,)) -> Part:
-        """Status of a part that is this process."""
+        """Return the status of the part that ran as this process."""
         lines = [line for line in self.output.splitlines() if line.strip()][-TAIL:]
         if self.timed_out:
-            return {"status": "timed out", "error": f"no end within {self.seconds:.0f} s", "tail": lines}
+            return {"status": "timed out", "error": f"still running after {self.seconds:.0f} s", "tail": lines}
         if self.code in good:
             return {"status": "ok", "error": None}
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
@@ -320,7 +320,7 @@ class Ended:
 def run_process(
     command: Sequence[str | Path], limit_s: float, enough: Callable[[], bool] = lambda: False, poll_s: float = 0.05
 ) -> Ended:
-    """Run a command until it ends, exceeds `limit_s` [s], or `enough()` (asked every `poll_s`) declares success."""
+    """Run a command until it exits, exceeds `limit_s` [s], or `enough()` (polled every `poll_s` [s]) returns True."""
     environment = process_environment(PYTHONUNBUFFERED="1", NO_COLOR="1", COLUMNS="200")
     with Child([str(part) for part in command], env=environment) as child:
         timed_out = done = False
@@ -330,22 +330,22 @@ def run_process(
                 timed_out = not done and child.silent_s > limit_s
                 time.sleep(poll_s)
         finally:
-            child.stop(ENDING_S, signal.SIGINT)  # an interrupt, so that it can end its own ones
+            child.stop(ENDING_S, signal.SIGINT)  # an interrupt, so that it can stop its own processes
         return Ended(0 if done else child.process.returncode, child.silent_s, timed_out, child.output())
 
 
 def tool(name: str) -> list[str | Path]:
-    """Return the command line of a script of the checkout."""
+    """Return the command line of a script in the checkout."""
     return [sys.executable, ROOT / {"train": "", "audit": "tools", "bench": "benchmarks"}[name] / f"{name}.py"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Work of a part.
+    """Input of a part.
 
     Attributes:
         args: From `parse` and `check_input`.
-        folder: For its files, until all parts have ended.
+        folder: Temporary folder, removed after all parts have run.
         limit_s: Time limit [s].
         old: Results of an earlier run.
         keep: Called with intermediate results.
@@ -358,11 +358,11 @@ class Job:
     keep: Callable[[Part], None]
 
     def settings(self) -> list[str]:
-        """Overrides of the user and of the plan."""
+        """Overrides from the user and the plan."""
         return [*self.args.plan.overrides, *self.args.overrides]
 
     def run_words(self) -> list[str]:
-        """Task, device and settings of audit, training and bench."""
+        """Task, device and settings for audit, training and benchmark."""
         return ["task=Ant", f"device={self.args.device}", *self.settings()]
 
 
@@ -370,7 +370,7 @@ class Job:
 
 
 def run_probe(job: Job) -> Part:
-    """Find one fact at a time; after a crash, continue in a new process."""
+    """Collect facts one at a time; after a crash, continue in a new process."""
     file, args, began = job.folder / "probe.json", job.args, time.monotonic()
     command = [sys.executable, ROOT / "benchmarks" / "gpu" / "gpu_probe.py", file, "--device", args.device]
     command += ["--num-envs", str(args.plan.num_envs), *job.settings()]
@@ -383,7 +383,7 @@ def run_probe(job: Job) -> Part:
         return json.loads(file.read_text())
 
     def hangs() -> bool:
-        """Return whether the current fact takes too long."""
+        """Return whether the current fact has exceeded its time."""
         found, now = read(), time.monotonic()
         new = {name: fact for name, fact in found["facts"].items() if name not in told}
         for name, fact in new.items():
@@ -401,8 +401,8 @@ def run_probe(job: Job) -> Part:
         ended = run_process(command, job.limit_s - (time.monotonic() - began), hangs)
         after = read()
         running = after["running"]
-        if running is not None:  # it did not come to the end of a fact
-            hung = f"no end within {time.monotonic() - began_at.get(running, began):.0f} s"
+        if running is not None:  # the process ended in the middle of a fact
+            hung = f"still running after {time.monotonic() - began_at.get(running, began):.0f} s"
             after["facts"][running] = {"error": ended.status()["error"] or hung}
             after["missing"].remove(running)
             after["running"] = None
@@ -417,11 +417,11 @@ def run_probe(job: Job) -> Part:
 
 
 def run_audit(job: Job) -> Part:
-    """Measure copies, waits and occupancy of a steady iteration."""
+    """Measure copies, waits and occupancy of a steady-state iteration."""
     file = job.folder / "audit.json"
     command = [*tool("audit"), *job.run_words(), f"num_envs={job.args.plan.num_envs}", "--out", file]
     ended = run_process(command, job.limit_s)
-    # 1: it found something, which is for the results to say; without the file, it broke
+    # 1: the audit has findings, which the results report; without the file, it crashed
     status = ended.status(good=(0, 1) if file.is_file() else ())
     return status if status["status"] != "ok" else status | read_audit(json.loads(file.read_text()))
 
@@ -441,7 +441,7 @@ def run_learning(job: Job) -> Part:
     ended = run_process([*tool("train"), *job.run_words(), *settings, "log.console=plain"], job.limit_s, reached)
     status = ended.status()
     rows = run_rows(runs)
-    if status["status"] == "timed out" and rows:  # the rows are what was asked for; the result says the rest
+    if status["status"] == "timed out" and rows:  # the rows suffice; the result reports a missed target
         status = {"status": "ok", "error": None}
     found = first_at(rows, wanted)
     return status | {
@@ -467,13 +467,13 @@ def run_rows(runs: Path) -> list[dict[str, Any]]:
 
 
 def first_at(rows: Sequence[Mapping[str, Any]], wanted: float) -> Mapping[str, Any] | None:
-    """Return the first row that reaches the wanted return."""
+    """Return the first row that reaches the target return."""
     return next((row for row in rows if (value := row.get("episode/return")) is not None and value >= wanted), None)
 
 
 def run_tests(job: Job, chosen: str = "decisive") -> Part:
-    """Run tests that need a GPU, chosen by marks; a rerun skips those that have passed."""
-    # Without our options and conftest.py: these tests need pytest alone, and annotations are checked by all others.
+    """Run GPU tests selected by pytest marks; a rerun skips tests that have passed."""
+    # Skip our options and conftest.py: these tests need only pytest; the others already check annotations.
     options = ["-v", "--tb=short", "--color=no", "-p", "no:cacheprovider", "-o", "addopts=", "--noconftest"]
     again = job.old.get("status") != "ok" or job.old.get("failed")
     known = {name: outcome for name, outcome in job.old.get("outcomes", {}).items() if again and outcome != "failed"}
@@ -483,7 +483,7 @@ def run_tests(job: Job, chosen: str = "decisive") -> Part:
     outcomes = known | read_tests(ended.output)
     names = {kind: [name for name, outcome in outcomes.items() if outcome == kind] for kind in OUTCOMES}
     counts = {kind: len(of_kind) for kind, of_kind in names.items()}
-    status = ended.status(good=(0, 1, 5) if outcomes else (0,))  # 5: none are left
+    status = ended.status(good=(0, 1, 5) if outcomes else (0,))  # 5: no tests left
     about = {**counts, "failures": names["failed"], "outcomes": outcomes}
     return status | about | ({"tail": ended.output.splitlines()[-80:]} if names["failed"] else {})
 
@@ -493,14 +493,14 @@ def read_tests(output: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, outcome in re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", output, re.MULTILINE):
         words: dict[str, str] = {"ERROR": "failed", "XFAIL": "xfailed"}
-        found[name] = words.get(str(outcome), str(outcome).lower())  # an error at its end comes after its outcome
+        found[name] = words.get(str(outcome), str(outcome).lower())  # a teardown error follows the test's outcome
     return found
 
 
 def run_bench(job: Job) -> Part:
-    """Measure speeds at one env count at a time, the judged one first, while time is left.
+    """Benchmark one env count at a time, the judged one first, while time remains.
 
-    Earlier numbers are measured again only if `--env-counts` names them or they failed.
+    Earlier env counts are measured again only if named in `--env-counts` or failed.
     """
     args, plan, old, began = job.args, job.args.plan, job.old, time.monotonic()
     measured: dict[int, Part] = {each["num_envs"]: each for each in old.get("env_counts", [])}
@@ -543,7 +543,7 @@ def run_bench(job: Job) -> Part:
         ]
         ended = run_process([*command, "--no-plot"], left)
         last_s, status, found = ended.seconds, ended.status(), []
-        if (out / "bench.json").is_file():  # it is there after the first round
+        if (out / "bench.json").is_file():  # written after the first round
             [of_count] = json.loads((out / "bench.json").read_text())["env_counts"]
             measured[count] = of_count
             found = [f"{row['name']}: {row['error']}" for row in of_count["cases"] if row["error"]]
@@ -574,7 +574,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parts, sessions of their own, would continue
-    # As for train.py: the checkout that this file is in, whether it is installed or not; its own folder stays.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the parts run in their own sessions and would continue
+    # Like train.py, import the checkout of this file, installed or not; keep the script's own folder.
     sys.path.insert(0, str(ROOT))
     sys.exit(main())

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/gpu_probe.py FILE [--device cpu] [--num-envs N] [key=value ...]
 
-The file is written after every fact. A fact that fails has its error written, and the process ends, since a failure may
-spoil the device; run again, it continues with the next fact. Exit code 0: nothing is missing; 1: the last fact failed;
+The file is saved after every fact. If a fact fails, its error is recorded and the process exits, since a failure may
+corrupt the device; a rerun continues with the next fact. Exit code 0: no fact is missing; 1: the last fact failed;
 2: bad input, or no CUDA.
 """
 
@@ -26,31 +26,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 from measuring.checkout import ROOT, require_device, write
 
 Fact = dict[str, Any]
-"""Numbers found, and under `wrong` lines about unexpected values."""
+"""Measured values, and messages about unexpected values under `wrong`."""
 
 ROUNDS = 5
-"""Rounds of a measurement; the result is their median."""
+"""Rounds per measurement; the result is the median."""
 
 SPREADS = 10.0
-"""Largest ratio of the distance captured-eager to the distance eager-eager."""
+"""Maximum ratio of the captured-eager distance to the eager-eager distance."""
 
 MOST_SPREAD = 1e-3
-"""Largest difference of two eager rollouts of 16 control steps from one state."""
+"""Maximum difference between two eager rollouts of 16 control steps from the same state."""
 
 SETTLING = 60
-"""Control steps before measurements, until the robots are on the ground."""
+"""Control steps before measuring, so that the robots are on the ground."""
 
 NOT_PIECES = "; captures in pieces (graph=split) do not need this"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Find missing facts until one fails."""
+    """Collect missing facts until one fails."""
     from gpusim_rl.errors import friendly_errors
 
     parser = argparse.ArgumentParser(prog="gpu_probe", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for train.py")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:<index>; cpu leaves facts of CUDA out")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:<index>; cpu skips CUDA facts")
     parser.add_argument("--num-envs", type=int, default=4096)
     args = parser.parse_intermixed_args(argv)
     with friendly_errors():
@@ -59,9 +59,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def find(wanted: dict[str, Callable[[], Fact]], file: Path) -> bool:
-    """Find the facts that a file lacks, until one fails; return whether none is missing.
+    """Collect the facts missing from a file until one fails; return whether the file is complete.
 
-    The file has `facts` by name, `missing` names, and `running`, the current one.
+    The file has `facts` by name, the `missing` names, and the current one as `running`.
     """
     known: dict[str, Fact] = json.loads(file.read_text())["facts"] if file.is_file() else {}
 
@@ -86,7 +86,7 @@ def find(wanted: dict[str, Callable[[], Fact]], file: Path) -> bool:
 
 
 def describe_error(error: BaseException) -> Fact:
-    """Return the first error of a chain and its place: errors while a capture ends carry no information."""
+    """Return the first error of a chain and its location: later errors, from ending a capture, are uninformative."""
     while error.__context__ is not None and not error.__suppress_context__:
         error = error.__context__
     where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
@@ -120,14 +120,14 @@ def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Cal
 
 
 def versions() -> Fact:
-    """Return versions of Python and packages; untested ones are wrong."""
+    """Return versions of Python and packages; flag untested versions as wrong."""
     from packaging.requirements import Requirement
 
     from gpusim_rl.files.provenance import describe_environment
     from gpusim_rl.settings.simulators import SIMULATORS
 
     environment, wrong = describe_environment(), []
-    # Not from metadata: the checkout need not be installed.
+    # Not from metadata: the checkout may not be installed.
     ours = re.findall(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
     names = [
         *re.findall(r'"(.+?)"', ours[0]),
@@ -140,12 +140,12 @@ def versions() -> Fact:
         with suppress(importlib.metadata.PackageNotFoundError):
             version = importlib.metadata.version(requirement.name)
             if not requirement.specifier.contains(version, prereleases=True):
-                wrong.append(f"{requirement.name} {version} is outside of {requirement.specifier}")
+                wrong.append(f"{requirement.name} {version} is outside {requirement.specifier}")
     return {"python": environment["python"], **environment["versions"], "wrong": wrong}
 
 
 def loop_kernels() -> tuple[Any, Any]:
-    """Make the kernels of a loop of five turns: its start, and a body that counts."""
+    """Make the kernels of a loop with five iterations: initialisation, and a body that counts."""
     import warp as wp
 
     @wp.kernel
@@ -161,7 +161,7 @@ def loop_kernels() -> tuple[Any, Any]:
 
 
 def loop_in_graph(name: str) -> Fact:
-    """Check that torch's capture continues through a loop of Warp under the same id."""
+    """Check that torch's graph capture keeps its id across a Warp loop."""
     import torch
     import warp as wp
 
@@ -180,7 +180,7 @@ def loop_in_graph(name: str) -> Fact:
     early, late = (torch.zeros(1 << 16, device=device) for _ in range(2))
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(generator)
-    early.normal_(generator=generator).fill_(0.0)  # loads torch's
+    early.normal_(generator=generator).fill_(0.0)  # loads torch's kernels
     with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         early.normal_(generator=generator)
         before = _capture_id(in_warp)
@@ -190,7 +190,7 @@ def loop_in_graph(name: str) -> Fact:
             wp.capture_while(left, while_body=lambda: wp.launch(count_down, 1, [left, turns]))
             of_warp = wp.capture_end(stream=in_warp)
         after = _capture_id(in_warp)
-        allocated = torch.full((1 << 22,), 1.0, device=device)  # 16 MB: a segment of its own
+        allocated = torch.full((1 << 22,), 1.0, device=device)  # 16 MB: gets its own segment
         late.normal_(generator=generator)
     inside = [
         segment["segment_pool_id"]
@@ -205,8 +205,8 @@ def loop_in_graph(name: str) -> Fact:
     del of_warp
     result = {"capture_id_stable": before == after, "pools": inside, "turns": int(turns.numpy()[0])}
     checks = {
-        f"the loop changes the id of torch's capture{NOT_PIECES}": before == after,
-        f"memory of the graph is torch's ordinary one{NOT_PIECES}": inside != [] and (0, 0) not in map(tuple, inside),
+        f"the loop changes the id of torch's graph capture{NOT_PIECES}": before == after,
+        f"graph memory is in torch's default pool{NOT_PIECES}": inside != [] and (0, 0) not in map(tuple, inside),
         f"the loop ran {result['turns']} times in 3 replays, not 15 times": result["turns"] == 15,
         "replays repeat random numbers": len(numbers) == 6,
     }
@@ -214,7 +214,7 @@ def loop_in_graph(name: str) -> Fact:
 
 
 def bare_physics(device: str, num_envs: int, overrides: Sequence[str], *, other_cone: bool = False) -> Fact:
-    """Measure Ant's physics with random actions in a graph of Warp alone; `other_cone` swaps the friction cone."""
+    """Measure Ant's physics with random actions in a pure Warp graph; `other_cone` swaps the friction cone."""
     import torch
     import warp as wp
 
@@ -259,12 +259,12 @@ def bare_physics(device: str, num_envs: int, overrides: Sequence[str], *, other_
 
 
 def same_rollout(lines: Sequence[str], graph: str) -> Fact:
-    """Compare captured rollouts of Ant with eager ones, four times from one state.
+    """Compare captured and eager rollouts of Ant, four times from the same state.
 
-    The yardstick is two eager ones: equal on a CPU, while on CUDA atomics order constraints arbitrarily.
+    The reference is two eager rollouts: equal on a CPU, but on CUDA atomics order constraints arbitrarily.
 
     Returns:
-        Median and largest difference of the observations from the first rollout, for each control step.
+        Median and maximum difference of the observations from the first rollout, per control step.
     """
     import torch
 
@@ -289,7 +289,7 @@ def same_rollout(lines: Sequence[str], graph: str) -> Fact:
         others = {"eager": rollout(()), "captured": rollout(captured), "replayed": rollout(captured)}
         found: Fact = {"mode": str(graphs.choice), "wrong": []}
         if graphs.choice.mode != graph:
-            found["wrong"].append(f"graph={graph} became {graphs.choice}")
+            found["wrong"].append(f"graph={graph} fell back to {graphs.choice}")
         spread = 0.0
         for name, obs in others.items():
             apart = (obs - first).abs().flatten(1).cpu()  # CUDA has no deterministic median
@@ -298,14 +298,14 @@ def same_rollout(lines: Sequence[str], graph: str) -> Fact:
             if name == "eager":
                 spread = most
                 if not most <= MOST_SPREAD:
-                    found["wrong"].append(f"two eager rollouts are {most:.3g} apart")
+                    found["wrong"].append(f"two eager rollouts differ by {most:.3g}")
             elif not most <= SPREADS * spread:
-                found["wrong"].append(f"{name} and eager are {most:.3g} apart, eager and eager {spread:.3g}")
+                found["wrong"].append(f"{name} and eager differ by {most:.3g}, two eager rollouts by {spread:.3g}")
         return found
 
 
 def training(lines: Sequence[str], graph: str) -> Fact:
-    """Measure rollout and update of Ant in one graph mode; another mode than `graph` is wrong."""
+    """Measure rollout and update of Ant in a graph mode; flag a fallback to another mode as wrong."""
     import torch
 
     from gpusim_rl.run.cuda_graph import WARM_UP
@@ -321,7 +321,7 @@ def training(lines: Sequence[str], graph: str) -> Fact:
         rollout = milliseconds(trainer.collector.collect, device)
         update = milliseconds(lambda: trainer.collector.graphs.run("update", trainer.algorithm.update), device)
         choice, parameters = trainer.collector.graphs.choice, list(trainer.algorithm.policy.parameters())
-        checks = {f"graph={graph} became {choice}": choice.mode == graph}
+        checks = {f"graph={graph} fell back to {choice}": choice.mode == graph}
         checks["a weight is not finite"] = all(bool(parameter.isfinite().all()) for parameter in parameters)
         return {
             "rollout_ms": rollout,
@@ -334,7 +334,7 @@ def training(lines: Sequence[str], graph: str) -> Fact:
 
 
 def milliseconds(body: Callable[[], Any], device: Any, turns: int = 2) -> float:
-    """Return the duration of a call: the median of some rounds [ms]."""
+    """Return the duration of a call [ms]: the median over rounds."""
     found = []
     for _ in range(ROUNDS):
         synchronize(device)
@@ -355,5 +355,5 @@ def synchronize(device: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))  # the checkout that this file is in, whether it is installed or not
+    sys.path.insert(0, str(ROOT))  # the checkout of this file, installed or not
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Targets of a CUDA device, and whether results meet them; `benchmarks/gpu/gpu_check.py` measures."""
+"""Targets for a CUDA device, and their check against the results of `benchmarks/gpu/gpu_check.py`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PARTS = ("probe", "bench", "learn", "tests", "audit", "more_tests")
-"""Parts in order: cheap and decisive ones first, the profiler, most likely to crash, late."""
+"""Parts in order: cheap and decisive parts first; the profiler, the most likely to crash, late."""
 
 BUSY, OVER_PHYSICS = 0.95, 0.70
 RETURN, PAPER_S, AIM_S = 3000.0, 20.0, 10.0
-"""Isaac Gym's paper (Makoviychuk et al. 2021, arXiv 2108.10470): Ant's return reaches 3000 in 20 s on an A100."""
+"""Isaac Gym paper (Makoviychuk et al. 2021, arXiv 2108.10470): Ant's return reaches 3000 in 20 s on an A100."""
 
 NOT_COUNTED = ("physics (host)", "checkpoint")
 
@@ -19,7 +19,7 @@ Part = dict[str, Any]
 
 
 def read_audit(report: Mapping[str, Any]) -> Part:
-    """Return numbers of `tools/audit.py --out` per steady iteration, with the row of metrics apart (`row_bytes`)."""
+    """Return results of `tools/audit.py --out` per steady iteration, with metrics transfers separate (`row_bytes`)."""
     phases = {name: phase for name, phase in report["phases"].items() if name not in NOT_COUNTED}
     iterations, rows = report["iterations"], report["log_rows"]
     copied = {"to_device": 0.0, "to_host": 0.0}
@@ -64,16 +64,16 @@ def check_targets(
     """Compare results with the targets.
 
     Args:
-        parts: Results by name; missing ones have not run yet.
-        num_envs: Envs at which speeds are judged.
-        env_counts: Numbers of envs to measure.
-        on_cuda: Whether the device is the one that the targets are for.
-        full: Whether the sizes are those that the targets are for.
-        wanted: Return that the training was to reach.
+        parts: Results by name; missing parts have not run yet.
+        num_envs: Env count at which throughput is judged.
+        env_counts: Env counts to measure.
+        on_cuda: Whether the device is CUDA; the targets apply only to CUDA.
+        full: Whether the sizes are full; small sizes skip some targets.
+        wanted: Target return of the training.
         asked: Requested parts; others are not judged.
 
     Returns:
-        Dicts with name, target, value, ok (None: not judged), note, and aim (a wish that fails nothing).
+        Dicts with name, target, value, ok (None: not judged), note, and aim (a goal that cannot fail).
     """
     probe, bench, learn, audit = (parts.get(name, {}) for name in ("probe", "bench", "learn", "audit"))
     found: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def check_targets(
     total = len(facts) + len(missing)
     value = f"{total - len(odd)} of {total}" if total else None
     note = "; ".join(f"{name}: {line}" for name, lines in odd.items() for line in lines)
-    judge("probe", "facts of the probe as they should be", "all", value, not odd, note)
+    judge("probe", "probe facts as expected", "all", value, not odd, note)
 
     counts = {each["num_envs"]: each for each in bench.get("env_counts", [])}
     of_plan = counts.get(num_envs, {})
@@ -123,7 +123,7 @@ def check_targets(
     speeds = {num: each[key] for num, each in counts.items() if key in each}
     judge(
         "bench",
-        "numbers of envs measured",
+        "env counts measured",
         ", ".join(map(str, env_counts)),
         ", ".join(map(str, sorted(speeds))) or None,
         set(speeds) >= set(env_counts),
@@ -132,7 +132,7 @@ def check_targets(
 
     seconds = learn.get("seconds_from_first_iteration")
     start = learn.get("seconds_from_start_of_process")
-    note = "" if start is None else f"{start:.1f} s from the start of the process"
+    note = "" if start is None else f"{start:.1f} s from process start"
     if start is None and learn.get("best_return") is not None:
         note = f"best return {learn['best_return']:.0f} in {learn['iterations']} iterations"
     fast = float("inf") if seconds is None else seconds
@@ -158,14 +158,14 @@ def check_targets(
     for key, name in (
         ("bytes_to_device", "bytes host to device in a steady iteration"),
         ("bytes_to_host", "bytes device to host in a steady iteration"),
-        ("syncs", "waits of the host in a steady iteration"),
+        ("syncs", "host waits in a steady iteration"),
     ):
         value = audit.get(key)
         beside = key == "bytes_to_host" and value is not None
-        note = f"beside the row of metrics, {audit['row_bytes']:.0f} bytes" if beside else ""
+        note = f"in addition to the metrics row, {audit['row_bytes']:.0f} bytes" if beside else ""
         judge("audit", name, "0", value, value == 0, note)
     busy, occupied = audit.get("busy"), audit.get("occupied")
-    note = "" if busy is None else f"at least {busy:.3f}: loops in graphs are recorded once"
+    note = "" if busy is None else f"lower bound {busy:.3f}: the profiler records graph loops once"
     judge("audit", "device busy", f">= {BUSY}", occupied, (occupied or 0.0) >= BUSY, note, sized=True)
     return found
 

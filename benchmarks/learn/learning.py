@@ -32,15 +32,15 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.discover import tasks
 
 SCHEMA = 4
-"""3 lacks `recipe` and `in_full`, 2 `stat`, 1 `settings` and `episodes`; 1 counted means of few episodes too."""
+"""Format version. 3 lacks `recipe` and `in_full`; 2 `stat`; 1 `settings` and `episodes`, and has partial means."""
 POINTS = 60
-"""Stored points of a curve."""
+"""Maximum stored points per curve."""
 NEWEST = 10
 POLL_S = 2.0
-PREPARING_POLL_S = 0.05  # [s], shorter: the time of what prepares a training counts
+PREPARING_POLL_S = 0.05  # [s], shorter: preparation time is measured
 PART_OF_THE_POLICY = ("action_around",)
-"""Task settings that define what an action means: a policy keeps those that it was trained with."""
-STOP_S = 120.0  # a run that was asked to stop finishes its iteration and writes a checkpoint
+"""Task settings that define the meaning of an action: a policy keeps the values from its training."""
+STOP_S = 120.0  # a stopped run finishes its iteration and saves a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +49,13 @@ class Goal:
 
     Attributes:
         task: Name.
-        threshold: Goal of the mean over the last 100 episodes: a return, or one of the task's own numbers by name,
+        threshold: Target mean over the last 100 episodes: a return, or one of the task's metrics by name,
             `{success: 0.5}`.
-        minutes: Time limit; tasks that are too hard show how far they come.
-        overrides: Settings for this machine class, as for train.py.
-        compare: Published return, and whose.
-        success: Formats of the task's own success numbers, by name: `"{:.1f} turns per episode"`.
-        prepare: Python commands that write what the training reads, such as demonstrations.
+        minutes: Time limit; tasks that are too hard report their progress.
+        overrides: Overrides for this machine class, as for train.py.
+        compare: Published return and source.
+        success: Formats of the task's success metrics, by name: `"{:.1f} turns per episode"`.
+        prepare: Python commands that write training inputs, such as demonstrations.
 
     In overrides and commands, `{seed}` stands for the seed of the training.
     """
@@ -69,15 +69,14 @@ class Goal:
     prepare: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that one number is judged."""
+        """Check that exactly one number is judged."""
         if isinstance(self.threshold, dict) and len(self.threshold) != 1:
             raise ConfigError(
-                f"{self.task}.threshold must be a return or one number of the task, got {self.threshold}; try"
-                " {success: 0.5}"
+                f"{self.task}.threshold must be a return or one task metric, got {self.threshold}; try {{success: 0.5}}"
             )
 
     def for_seed(self, seed: int) -> Goal:
-        """Return the goal with the settings and commands of a seed."""
+        """Return the goal with the overrides and commands for a seed."""
         overrides, commands = (
             tuple(word.replace("{seed}", str(seed)) for word in words) for words in (self.overrides, self.prepare)
         )
@@ -85,7 +84,7 @@ class Goal:
 
     @property
     def judged(self) -> tuple[float, str]:
-        """The threshold and the name of its number; "" for the return."""
+        """The threshold and the name of its metric; "" for the return."""
         if isinstance(self.threshold, dict):
             [(stat, threshold)] = self.threshold.items()
             return threshold, stat
@@ -101,23 +100,23 @@ class Outcome:
         seed: Seed of the run.
         recipe: Name of the recipe.
         threshold: See `Goal`.
-        stat: Number that the threshold is of; "" for the return.
+        stat: Metric of the threshold; "" for the return.
         overrides: Settings of the training.
         settings: Hash of all settings that learning depends on, if known.
-        run: Run folder, to continue it.
+        run: Run folder, for resuming.
         reached: Whether the threshold was reached.
-        env_steps: Control steps over all envs at the end.
+        env_steps: Control steps at the end, summed over envs.
         seconds: Training time at the end [s].
-        env_steps_to_threshold: Control steps until the threshold, or None.
-        seconds_to_threshold: Likewise [s].
-        prepare_seconds: Time of the commands before it [s], not part of `seconds`.
+        env_steps_to_threshold: Control steps to reach the threshold, or None.
+        seconds_to_threshold: Training time to reach the threshold [s], or None.
+        prepare_seconds: Time of the `prepare` commands [s], not included in `seconds`.
         final_return: Mean of the last 100 episodes at the end.
-        episodes: Episodes in it, if known.
+        episodes: Number of episodes in `final_return`, if known.
         best_return: Best mean of 100 episodes.
         random_return: Mean return of uniformly random actions.
-        stats: The task's own numbers, newest of the last NEWEST rows; that of the threshold is the judged mean.
-        in_full: The task's own numbers of mean actions in the full task, if measured.
-        diverged: Envs that diverged.
+        stats: Task metrics: newest values in the last NEWEST rows; for the threshold's metric, the judged mean.
+        in_full: Task metrics under mean actions in the full task, if measured.
+        diverged: Number of envs that diverged.
         curve: Env steps [million], seconds and return, at most POINTS of them.
         environment: Machine, versions, command and commit.
     """
@@ -168,7 +167,7 @@ def read_goals(file: Path) -> dict[str, Goal]:
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
-    """Read the outcomes so far; nothing without a file."""
+    """Read the stored outcomes; empty without a file."""
     if not file.is_file():
         return []
     return [Outcome(**entry) for entry in json.loads(file.read_text())["outcomes"]]
@@ -184,9 +183,9 @@ def write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def measure_run(outcome: Outcome, run: Path) -> Outcome:
-    """Update an outcome with its run's rows.
+    """Update an outcome from the metrics rows of its run.
 
-    Only means of 100 episodes count as best return, for the threshold and for the curve.
+    Best return, threshold and curve use only means over 100 episodes.
     """
     rows = read_rows(run / "metrics.csv")
     judged = _means_of_episodes(rows, outcome.stat) if outcome.stat else []
@@ -220,12 +219,12 @@ def measure_run(outcome: Outcome, run: Path) -> Outcome:
 
 
 def _means_of_episodes(rows: Sequence[Mapping[str, Any]], stat: str) -> list[float | None]:
-    """Return, per row, the mean of a task's number over the last episodes; None before there were WINDOW.
+    """Return, per row, the mean of a task metric over the last WINDOW episodes; None for fewer episodes.
 
-    A row has one number for all of its episodes, so a few more of them may count.
+    A row has one value for all of its episodes, so the mean may include a few more.
     """
     means: list[float | None] = []
-    newest: deque[tuple[float, float]] = deque()  # the number, and how many episodes ended
+    newest: deque[tuple[float, float]] = deque()  # value, number of ended episodes
     episodes = 0.0
     for row in rows:
         value, ended = row.get(f"task/{stat}"), row.get("episode/ended") or 0.0
@@ -239,7 +238,7 @@ def _means_of_episodes(rows: Sequence[Mapping[str, Any]], stat: str) -> list[flo
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read complete rows of a metrics.csv that may be being written; nothing without a file."""
+    """Read the complete rows of a metrics.csv that may still be growing; empty without a file."""
     if not file.is_file():
         return []
     text = file.read_text()
@@ -248,10 +247,10 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def hold_against(outcome: Outcome, threshold: float, stat: str = "") -> None:
-    """Judge a training whose rows are gone by another threshold and stat.
+    """Judge a training whose rows are gone by another threshold and metric.
 
-    The thinned curve is left, so the threshold is reached at its next point or at the end: late, never early. The
-    task's own last numbers may be of few episodes: they reach no threshold, but keep one that was reached.
+    Only the thinned curve is left, so the time to the threshold is rounded up to its next point or to the end. The
+    last task metrics may average few episodes: they cannot reach a threshold, but keep one already reached.
     """
     held = outcome.reached and outcome.stat == stat and outcome.threshold >= threshold
     outcome.threshold, outcome.stat = threshold, stat
@@ -274,27 +273,27 @@ def train_to(
     stop: threading.Event | None = None,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Train, or continue a training, until the threshold is reached or the time is over.
+    """Start or resume training, until the threshold or time limit is reached.
 
-    The training is a process that is asked to stop and leaves a checkpoint, so more minutes continue it.
+    Training runs in a process that saves a checkpoint when stopped, so a larger time limit resumes it.
 
     Args:
-        goal: Goal of the seed.
-        outcome: Known outcome, with the run folder if there is one.
+        goal: Goal for the seed.
+        outcome: Known outcome, with the run folder if it exists.
         command: Command that starts train.py.
-        environment: Variables of its process.
+        environment: Environment variables of the process.
         runs: Folder of all runs.
         cpus: CPUs of the process; None for all.
-        stop: Ends the training early, with a checkpoint, when set.
+        stop: Stops the training early, with a checkpoint, when set.
         say: Reports progress.
 
     Raises:
-        ConfigError: The training or a command before it failed; the outcome has what it did before.
+        ConfigError: Training or a `prepare` command failed; the outcome has the progress so far.
     """
     stop = stop or threading.Event()
     done = Path(outcome.run) if outcome.run else None
     if done is not None and (done / "checkpoints" / "last.pt").is_file():
-        shown = [word for word in goal.overrides if ".demonstrations.file=" in word]  # a run does not save it
+        shown = [word for word in goal.overrides if ".demonstrations.file=" in word]  # not saved in the run
         settings = [f"checkpoint={done}", *shown, *_more_iterations(done)]
     else:
         done, began = None, time.monotonic()
@@ -326,13 +325,13 @@ def train_to(
         status, last = child.process.returncode, child.last_line()
         child.close()
     done = done or _new_run(runs / f"learn-{goal.task}", outcome.seed, started)
-    if done is not None:  # what was trained counts, however it ended
+    if done is not None:  # keep the progress, even after a failure
         outcome.run = str(done)
         measure_run(outcome, done)
         outcome.environment = _environment(done)
     if killed:
         raise ConfigError(
-            f"training {goal.task} did not stop within {STOP_S:.0f} s and was killed; it continues from its last"
+            f"training {goal.task} did not stop within {STOP_S:.0f} s and was killed; it will resume from its last"
             f" checkpoint, see {log}"
         )
     if status not in (0, 128 + signal.SIGTERM, -signal.SIGTERM) or (done is None and not stop.is_set()):
@@ -342,9 +341,9 @@ def train_to(
 
 
 def evaluate_in_full(task: str, recipe: str, run: Path) -> dict[str, float]:
-    """Return the task's own numbers of a run's mean actions in the full task: one whole episode in each env.
+    """Return the task metrics of a run's mean actions in the full task: one whole episode in each env.
 
-    Settings that the user typed stay, and so do those in PART_OF_THE_POLICY.
+    User overrides and the settings in PART_OF_THE_POLICY are kept.
     """
     from gpusim_rl import train
     from gpusim_rl.settings.compose import compose
@@ -357,10 +356,10 @@ def evaluate_in_full(task: str, recipe: str, run: Path) -> dict[str, float]:
 
 
 def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -> None:
-    """Run a Python command that writes what a training reads, until it ends or `stop` is set.
+    """Run a Python command that writes training inputs, until it exits or `stop` is set.
 
     Raises:
-        ConfigError: It failed.
+        ConfigError: The command failed.
     """
     with Child([sys.executable, *words.split()], env=environment) as child:
         while child.running:
@@ -373,10 +372,10 @@ def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -
 
 
 def _environment(run: Path) -> dict[str, Any]:
-    """Return machine and versions of a run, and of earlier starts that differ."""
+    """Return machine and versions of a run, and of earlier starts on a different setup."""
     try:
         metadata = json.loads((run / "env.json").read_text())
-    except (OSError, ValueError):  # a training that failed at its very start
+    except (OSError, ValueError):  # training failed at startup
         return {}
     kept = {name: metadata[name] for name in ("time", "versions", "cpu", "gpu", "sim") if name in metadata}
 
@@ -388,14 +387,14 @@ def _environment(run: Path) -> dict[str, Any]:
 
 
 def _more_iterations(run: Path) -> list[str]:
-    """Return the setting that lets a completed training continue."""
+    """Return the override that allows a completed run to continue."""
     rows, settings = read_rows(run / "metrics.csv"), yaml.safe_load((run / "config.yaml").read_text()) or {}
     done = int(rows[-1].get("iteration") or 0) if rows else 0
     return [f"max_iterations={2 * done}"] if done and done >= settings.get("max_iterations", math.inf) else []
 
 
 def _new_run(folder: Path, seed: int, started: float) -> Path | None:
-    """Return the run folder made since the training was started."""
+    """Return the run folder created since training started."""
     for path in sorted(folder.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime, reverse=True):
         if path.parent.is_symlink() or path.stat().st_mtime < started - 1.0:
             continue
@@ -421,7 +420,7 @@ def random_return(env: VecEnv, seed: int = 0) -> float:
 
 
 def amount(value: float, stat: str) -> str:
-    """Format a return, or a number of the task with its name."""
+    """Format a return, or a task metric with its name."""
     return f"`{stat}` {value:.2g}" if stat else f"{value:,.0f}"
 
 
@@ -472,7 +471,7 @@ def table(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
 
 
 def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[str]:
-    """Name the trainings that need commands before them."""
+    """Format a note on tasks that need `prepare` commands."""
     tasks = [
         f"`{task}`"
         for task, goal in goals.items()
@@ -483,7 +482,7 @@ def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[st
 
 
 def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
-    """Return what each seed spent until the goal, or until its end if less than half reached it."""
+    """Return each seed's steps or time to the goal, or to the end if fewer than half reached the goal."""
     before = [seed.prepare_seconds if name == "seconds" else 0.0 for seed in seeds]
     spent = [getattr(seed, f"{name}_to_threshold") for seed in seeds]
     if median_time(spent) is None:
@@ -492,7 +491,7 @@ def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
 
 
 def _success(seeds: Sequence[Mapping[str, float]], goal: Goal | None) -> str:
-    """Format medians of the task's success numbers; a dash where none is known."""
+    """Format medians of the task's success metrics; a dash if unknown."""
     shown = goal.success if goal else {}
     known = {name: [stats[name] for stats in seeds if name in stats] for name in shown}
     values = {name: _median(found) for name, found in known.items() if found}
@@ -500,7 +499,7 @@ def _success(seeds: Sequence[Mapping[str, float]], goal: Goal | None) -> str:
 
 
 def _learned(seeds: Sequence[Outcome]) -> bool:
-    """Return whether the end is above random actions, or a threshold was reached."""
+    """Return whether the final return beats random actions, or a threshold was reached."""
     pairs = [(o.final_return, o.random_return) for o in seeds]
     known = [(final, random) for final, random in pairs if final is not None and random is not None]
     return not known or any(o.reached for o in seeds) or any(final > random for final, random in known)
@@ -552,7 +551,7 @@ def results(file: Path) -> dict[str, dict[str, Learned]]:
 
 
 def _task_result(seeds: Sequence[dict[str, Any]]) -> Learned:
-    """Return the result over all seeds of a task."""
+    """Return a task's result over all seeds."""
     first, stat = seeds[0], seeds[0].get("stat") or ""
     form = ".2g" if stat else ",.0f"
     threshold, name = f"{first['threshold']:{form}}", f"{stat} " if stat else ""
@@ -575,14 +574,14 @@ def _task_result(seeds: Sequence[dict[str, Any]]) -> Learned:
 
 
 def fill(text: str, lines: Sequence[str], mark: str = "learn") -> str:
-    """Put lines between the marks `<!-- learn -->` and `<!-- /learn -->` of a text; without marks it stays."""
+    """Put lines between the marks `<!-- learn -->` and `<!-- /learn -->` of a text; no-op without the marks."""
     head, begin, rest = text.partition(f"<!-- {mark} -->\n")
     _, end, tail = rest.partition(f"<!-- /{mark} -->")
     return text if not end else "".join([head, begin, *(f"{line}\n" for line in lines), end, tail])
 
 
 def draw(outcomes: Sequence[Outcome], figures: Any) -> Any:
-    """Draw a curve of every training, a panel for each task, by the module `matplotlib.figure`."""
+    """Plot the curve of every training, one panel per task; `figures` is `matplotlib.figure`."""
     tasks = sorted({outcome.task for outcome in outcomes})
     columns = min(4, max(1, len(tasks)))
     rows = max(1, -(-len(tasks) // columns))

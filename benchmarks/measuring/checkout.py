@@ -1,4 +1,4 @@
-"""Measured checkout: its import by a process, commit and machine, and written files."""
+"""Measured checkout: process environment, provenance, and output files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def process_environment(**more: str) -> dict[str, str]:
-    """Return environment variables, updated with `more`, that make a process import this checkout."""
+    """Return environment variables, including `more`, with which a process imports this checkout."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
 def provenance(*exclude: Path) -> dict[str, Any]:
-    """Return commit, machine and versions; changes to `exclude`, the output, do not count as dirty."""
+    """Return commit, machine and versions; changes to the output files `exclude` do not count as dirty."""
     from gpusim_rl.files.provenance import describe_environment, git_state
     from throughput.baselines import BASELINES
 
@@ -46,15 +46,15 @@ def require_device(name: str) -> None:
 
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(name.partition(":")[2] or 0) >= found:
-        built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without it)"
+        built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without CUDA)"
         raise ConfigError(f"--device {name}: found {found} CUDA devices{built}; try --device cpu")
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that replaces the old one when it is complete.
+    """Write a file atomically.
 
     Raises:
-        ConfigError: It cannot be written there.
+        ConfigError: The file cannot be written.
     """
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.files.safe_open import replacing

@@ -1,4 +1,4 @@
-"""Envs that cost nothing but time, for benchmarks/parallel/actors.py."""
+"""Dummy envs with a configurable step time, for benchmarks/parallel/actors.py."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OBS, ACTIONS, EPISODE = 16, 2, 1000
 
 
 class TimedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """An env whose step takes a stated time, and does nothing else.
+    """Dummy env whose step takes a given time.
 
     Args:
-        wait_ms: It sleeps so long in each step, as an env does that waits for a robot, a browser or a server [ms].
-        spin_ms: It computes so long in each step [ms of its CPU].
-        obs: Numbers in an observation.
+        wait_ms: Sleep per step [ms], like an env that waits for a robot, a browser or a server.
+        spin_ms: Busy loop per step [ms of CPU time].
+        obs: Size of an observation.
     """
 
     def __init__(self, wait_ms: float = 0.0, spin_ms: float = 0.0, obs: int = OBS) -> None:

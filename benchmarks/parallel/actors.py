@@ -1,16 +1,16 @@
-"""Measure actors: speed over their number, losses after a kill, and the time a rollout is on its way.
+"""Measure actors: throughput over their number, losses after a kill, and rollout transfer time.
 
     python benchmarks/parallel/actors.py [scaling spin faults copies] --rounds 3
     python benchmarks/parallel/actors.py report
 
-Updates its sections of scale.json, and writes scale.md and scale.png; `report` only the latter.
+Updates the measured sections of scale.json, and writes scale.md and scale.png; `report` only writes these two.
 
-- scaling: whole trainings (`train.py`, IMPALA, two layers of 64) on envs that only sleep; one env per actor.
-- spin: the same with a step that computes. Actors beyond the number of cores cannot help.
+- scaling: whole trainings (`train.py`, IMPALA, two layers of 64) on envs that only sleep, one env per actor.
+- spin: the same with envs that compute. Actors beyond the number of cores cannot help.
 - faults: SIGKILL of an actor, and of the learner, during a training.
-- copies: milliseconds that a rollout takes besides being recorded: requested, sent, received and copied.
+- copies: transfer time of a rollout [ms]: request, send, receive and copy.
 
-Rounds are interleaved; a speed is the median over rounds. Trainings are processes, measured by the rows they print.
+Rounds are interleaved; speeds are medians over rounds. Trainings are processes, measured by the rows that they print.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OURS = {
 COPIED = {"horizon": HORIZON, "num_envs": 64, "obs": 500}
 LAST = Path("checkpoints") / "last.pt"
 GONE_S = 5.0
-"""Time after which no process of a killed learner may be left [s]."""
+"""Time for the processes of a killed learner to exit [s]."""
 PATIENCE_S = 120.0
 """Time for actors to start [s]."""
 
@@ -68,7 +68,7 @@ def training(kind: str, actors: int, env: Mapping[str, Any], folder: Path, *more
 
 @contextlib.contextmanager
 def running(words: Sequence[str]) -> Iterator[Child]:
-    """Run a training whose output is json events, one per line."""
+    """Run a training that prints json events, one per line."""
     command = [sys.executable, *[str(ROOT / word) if word == "train.py" else word for word in words]]
     environment = process_environment(OMP_NUM_THREADS="1", WANDB_MODE="offline")
     environment["PYTHONPATH"] += f":{ROOT / 'benchmarks' / 'parallel'}"
@@ -88,19 +88,19 @@ def rows_of(child: Child) -> Iterator[Row]:
 
 
 def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[Row]:
-    """Return the rows of some seconds; with `alive`, until that many actors work."""
+    """Return the rows of the next `seconds`; with `alive`, until that many actors are running."""
     taken, until = list[Row](), time.monotonic() + (seconds if alive is None else PATIENCE_S)
     while time.monotonic() < until:
         taken.append(next(rows))
         if taken[-1]["actors/alive"] == alive:
             return taken
     if alive is not None:
-        sys.exit(f"{taken[-1]['actors/alive']:.0f} actors are at work after {PATIENCE_S:.0f} s, not {alive}")
+        sys.exit(f"{taken[-1]['actors/alive']:.0f} actors are running after {PATIENCE_S:.0f} s, expected {alive}")
     return taken
 
 
 def train(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Return speed and lag of a training over some seconds in which all actors work."""
+    """Return throughput and lag of a training, measured for some seconds while all actors are running."""
     with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
         rows = rows_of(child)
         take(rows, 0.0, alive=actors)
@@ -127,7 +127,7 @@ def scaling(
 
 
 def _summary(kind: str, count: int, found: Mapping[tuple[str, int], list[Row]]) -> Row:
-    """Return a row of the table; ratios are medians of the ratios within rounds."""
+    """Return a table row; ratios are medians of the ratios within each round."""
     here = found[kind, count]
     least = min(other for of, other in found if of == kind)
     first = [row["steps_per_s"] / least for row in found[kind, least]]
@@ -142,14 +142,14 @@ def _summary(kind: str, count: int, found: Mapping[tuple[str, int], list[Row]]) 
 
 
 def descendants(pid: int) -> list[Any]:
-    """Return all processes below one."""
+    """Return all descendants of a process."""
     import psutil
 
     return psutil.Process(pid).children(recursive=True)
 
 
 def actors_of(pid: int) -> list[Any]:
-    """Return the processes of actors, of either engine."""
+    """Return the actor processes, with either engine."""
 
     def is_actor(words: list[str]) -> bool:
         return any("process_engine import main" in word or word.startswith("ray::RemoteActor") for word in words)
@@ -158,7 +158,7 @@ def actors_of(pid: int) -> list[Any]:
 
 
 def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Kill an actor; the learner continues."""
+    """Kill an actor, and measure how the learner continues."""
     with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
         rows = rows_of(child)
         take(rows, 0.0, alive=actors)
@@ -192,7 +192,7 @@ def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -
 
 
 def _gap(rows: Sequence[Row]) -> float:
-    """Return the longest time between two updates."""
+    """Return the longest time between consecutive updates [s]."""
     return max(b["time/elapsed_s"] - a["time/elapsed_s"] for a, b in pairwise(rows))
 
 
@@ -203,7 +203,7 @@ def run_of(folder: Path) -> Path:
 
 
 def _check_run(folder: Path) -> Row:
-    """Check that each iteration is in the metrics once, and that a checkpoint is of the last one."""
+    """Check that the metrics have each iteration once, and that the last one has a checkpoint."""
     import csv
 
     import torch
@@ -217,7 +217,7 @@ def _check_run(folder: Path) -> Row:
 
 
 def _gone(processes: Sequence[Any]) -> int:
-    """Return how many processes are left after a while, and end them."""
+    """Return how many processes are left after the time limit, and kill them."""
     import psutil
 
     _, alive = psutil.wait_procs(processes, timeout=GONE_S)
@@ -227,7 +227,7 @@ def _gone(processes: Sequence[Any]) -> int:
 
 
 def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Kill the learner, then resume with the same command and checkpoint=."""
+    """Kill the learner, then resume with the same command plus checkpoint=."""
     with tempfile.TemporaryDirectory() as folder:
         words = training(kind, actors, env, Path(folder))
         with running(words) as child:
@@ -238,7 +238,7 @@ def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float)
             last = take(rows, seconds)[-1]
             below = descendants(child.process.pid)
             child.process.kill()
-            last = [last, *rows][-1]  # also those that it had printed
+            last = [last, *rows][-1]  # including rows printed before the kill
             left = _gone(below)
         began = time.monotonic()
         with running([*words, f"checkpoint={run_of(Path(folder))}", "trust=true"]) as child:
@@ -262,11 +262,11 @@ def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float)
     }
 
 
-# The way of a rollout
+# Rollout transfer
 
 
 def copies(kind: str, rollouts: int) -> list[float]:
-    """Return the milliseconds that each rollout takes besides being recorded, with one rollout in flight."""
+    """Return each rollout's transfer time [ms], with one rollout in flight."""
     import torch
 
     from gpusim_rl.distributed.actor import Actor, ActorJob, EnvDescription, SentRollout
@@ -312,7 +312,7 @@ def copies(kind: str, rollouts: int) -> list[float]:
 
 
 def copies_rows(kinds: Sequence[str], *, rounds: int, rollouts: int = 40) -> Iterator[list[Row]]:
-    """Yield the rows of both engines after each round, each measured in a process of its own."""
+    """Yield the rows of both engines after each round, each measured in a separate process."""
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind, medians in found.items():
@@ -339,7 +339,7 @@ def copies_rows(kinds: Sequence[str], *, rounds: int, rollouts: int = 40) -> Ite
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, str]) -> list[str]:
-    """Format a Markdown table from keys and titles."""
+    """Format a Markdown table; `columns` maps keys to titles."""
     lines = [f"| {' | '.join(columns.values())} |", f"|{'---|' * len(columns)}"]
     return lines + [f"| {' | '.join(_text(row.get(key)) for key in columns)} |" for row in rows]
 
@@ -349,7 +349,7 @@ def _text(value: Any) -> str:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """Format the page of scale.json."""
+    """Format scale.json as Markdown."""
     speed = {"kind": "", "actors": "actors", "steps_per_s": "steps/s", "efficiency": "of linear"}
     speed |= {"lag": "mean lag [updates]", "wait": "actors wait", "update": "learner updates"}
     actor = {"kind": "", "gap_before_s": "longest gap between updates before [s]", "gap_s": "around the kill [s]"}
@@ -364,7 +364,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         ("spin", "Actors: envs that compute", speed, None),
         ("faults", "SIGKILL of an actor", actor, "actor"),
         ("faults", "SIGKILL of the learner", learner, "learner"),
-        ("copies", "The way of a rollout", way, None),
+        ("copies", "Rollout transfer", way, None),
     ]
     lines = ["# Scaling", "", "Written by `python benchmarks/parallel/actors.py report` from scale.json."]
     if "rows" in data:
@@ -386,7 +386,7 @@ def _origin(section: Mapping[str, Any]) -> str:
 
 
 def draw(data: Mapping[str, Any], figures: Any) -> Any:
-    """Draw speed over the number of actors, a panel for each kind of env, by the module `matplotlib.figure`."""
+    """Plot speed over number of actors, one panel per kind of env; `figures` is `matplotlib.figure`."""
     sections = [name for name in ("scaling", "spin") if name in data]
     figure = figures.Figure(figsize=(4.6 * len(sections), 3.6), layout="constrained")
     for panel, name in zip(figure.subplots(1, len(sections), squeeze=False)[0], sections, strict=True):
@@ -441,9 +441,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--actors", type=int, nargs="+", default=[1, 2, 4, 8], help="(default: 1 2 4 8)")
     add("--kinds", nargs="+", choices=[*OURS], default=[*OURS], help="(default: all)")
     add("--rounds", type=int, default=3, help="(default: 3)")
-    add("--seconds", type=float, default=6.0, help="of a measurement (default: 6)")
-    add("--wait-ms", type=float, default=10.0, help="sleep of an env in a step (default: 10)")
-    add("--spin-ms", type=float, default=1.0, help="computing of an env in a step (default: 1)")
+    add("--seconds", type=float, default=6.0, help="duration of a measurement (default: 6)")
+    add("--wait-ms", type=float, default=10.0, help="sleep per env step (default: 10)")
+    add("--spin-ms", type=float, default=1.0, help="CPU time per env step (default: 1)")
     default = ROOT / "benchmarks" / "parallel" / "scale.json"
     add("--out", type=Path, default=default, help="(default: benchmarks/parallel/scale.json)")
     return parser.parse_args(argv)
@@ -490,7 +490,7 @@ def note(name: str, args: argparse.Namespace, rows: list[Row]) -> None:
 
 
 def report(path: Path) -> None:
-    """Write the page and the picture."""
+    """Write the page and the plot."""
     from matplotlib import figure as figures
 
     data = json.loads(path.read_text())

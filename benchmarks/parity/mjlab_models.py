@@ -1,4 +1,4 @@
-"""Numbers of a compiled MuJoCo model by name, to compare a robot in two scenes. Needs numpy and mujoco only."""
+"""Values of a compiled MuJoCo model by name, to compare a robot in two scenes. Needs only numpy and mujoco."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Numbers = dict[str, dict[str, list[float]]]
 
 
 def plain(value: Any) -> list[float]:
-    """Return a number or an array as a list, to seven digits."""
+    """Return a number or an array as a list, rounded to seven digits."""
     return [float(f"{x:.7g}") for x in np.asarray(value, dtype=float).ravel()]
 
 
 def describe(model: mujoco.MjModel, root: str, pose: dict[str, float], ground: str) -> Numbers:
-    """Return the numbers of one robot, its ground and the options.
+    """Return the model values of one robot, the ground and the options.
 
-    Shapes, centres of mass and the mass matrix are given in a pose with the root at the origin, so the robot may be cut
-    into bodies in two ways. Shapes that collide with nothing are left out.
+    Shapes, centres of mass and the mass matrix are evaluated in a pose with the root at the origin, regardless of how
+    the robot is divided into bodies. Shapes that collide with nothing are left out.
 
     Args:
         model: The model.
         root: The robot's root body.
-        pose: Joint angles [rad]; 0 for the others.
+        pose: Joint angles [rad]; 0 for other joints.
         ground: Geom of the ground.
     """
     prefix = root.rpartition("/")[0] + "/"
@@ -99,7 +99,7 @@ def dofs(model: mujoco.MjModel, joint: int) -> range:
 
 
 def differences(ours: Numbers, theirs: Numbers) -> list[tuple[str, str, Any, Any]]:
-    """Return (what, field, ours, theirs) of everything that differs at five digits; ours may have more sites."""
+    """Return (what, field, ours, theirs) for all values that differ in five digits; ours may have extra sites."""
     rows: list[tuple[str, str, Any, Any]] = []
     for what in theirs.keys() | {what for what in ours if not what.startswith("site ")}:
         if what not in ours or what not in theirs:

@@ -1,11 +1,11 @@
-"""Compare our velocity tasks with mjlab's, term by term, at the same states; write mjlab_parity.json.
+"""Compare our velocity tasks with mjlab's, term by term, in the same states; write mjlab_parity.json.
 
     python benchmarks/parity/mjlab_parity.py                             # with the recordings in benchmarks/parity
-    python benchmarks/parity/mjlab_parity.py --record PATH/bin/python    # make these first, where mjlab is
+    python benchmarks/parity/mjlab_parity.py --record PATH/bin/python    # record first, with mjlab's Python
 
-mjlab drives its robots with random actions. Its states, commands, actions and histories are put into both simulations
-(ours on C MuJoCo, mjlab's on MuJoCo Warp), observations and rewards compared, then one control step. Compiled models
-are compared by name. Noise, pushes, randomisation and random commands are off.
+mjlab drives its robots with random actions. Both simulations (ours on C MuJoCo, mjlab's on MuJoCo Warp) are set to its
+states, commands, actions and histories; observations and rewards are compared, before and after one control step.
+Compiled models are compared by name. Noise, pushes, randomisation and random commands are off.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from parity import mjlab_models
 
 RECORDINGS = Path(__file__).parent
 TOLERANCE = 1e-4
-"""Tolerance in the term's unit before its weight; relative where the term is above 1."""
+"""Tolerance in the unit of the unweighted term; relative if the term is above 1."""
 
 OBSERVATIONS = {
     "base_lin_vel": "lin_vel",
@@ -61,7 +61,7 @@ REWARDS = {
     "shank_collision": "shank_contact",
     "trunk_head_collision": "trunk_contact",
 }
-"""mjlab's names of terms, and ours."""
+"""Our term names by mjlab's."""
 ENDS = ("fell_over", "illegal_contact")
 
 
@@ -72,16 +72,16 @@ ROUGH = {
     "platform_size": 1.0,
     "border": 2.0,
 }
-"""Ground of both: mjlab uses our height field, since its own is made of boxes."""
+"""Ground for both: mjlab gets our height field, since its own terrain is made of boxes."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Task in both libraries.
+    """Task to compare.
 
     Attributes:
-        task: Our name.
-        root: Its root body.
+        task: Name in our package.
+        root: Root body of the robot.
         settings: Our settings.
     """
 
@@ -95,14 +95,14 @@ CASES = {
     "go1_rough": Case("Go1Velocity", "trunk", {"terrain": "rough", "rough": ROUGH}),
     "g1": Case("G1Velocity", "pelvis"),
 }
-FLOAT32 = "mjlab solves contacts in float32 on MuJoCo Warp; with its model in C MuJoCo they are equal"
+FLOAT32 = "mjlab solves contacts in float32 on MuJoCo Warp; with mjlab's model in C MuJoCo they are equal"
 STEP = "float32 against float64 over four physics steps"
-BOUNCE = "mjlab counts contact times in physics steps, ours in control steps: feet bounce in between"
-FIELD = "MuJoCo Warp and C MuJoCo find other contacts with a height field"
-HITS = "mjlab reads one contact, whichever comes first; ours the strongest, or their sum"
-PLANE = "both look at 32 points: mjlab's normal is an eigenvector, or straight up on steps; ours is of least squares"
-MISS = "ground above the trunk, or above a foot: mjlab's rays miss it, and the trunk's then read 5 m"
-PAID = "mjlab pays for kinematics that are a physics step old, and heights of feet that are a control step old"
+BOUNCE = "mjlab measures contact times in physics steps, we in control steps: feet bounce in between"
+FIELD = "MuJoCo Warp and C MuJoCo find different height field contacts"
+HITS = "mjlab reads the first contact in the list; we use the strongest, or the sum"
+PLANE = "both fit 32 points: mjlab's normal is an eigenvector, or vertical on steps; ours is a least-squares fit"
+MISS = "ground above the trunk, or above a foot: mjlab's rays miss it, and the trunk's rays then read 5 m"
+PAID = "mjlab's rewards use kinematics one physics step old, and foot heights one control step old"
 REASONS = (
     ("go1_rough", "critic", "foot_contact_forces", 0.5, FIELD),
     ("*", "critic", "foot_contact_forces", 5e-3, FLOAT32),
@@ -121,16 +121,16 @@ REASONS = (
     ("go1_rough", "step*", "*", 5.0, FIELD),
     ("*", "step*", "*", 5e-3, STEP),
 )
-"""Expected differences: patterns of case, kind and term, limit, reason. The first match counts."""
+"""Expected differences: patterns of case, kind and term; limit; reason. The first match applies."""
 
 
 def agrees(row: dict[str, Any]) -> bool:
-    """Return whether a term is within its limit, and mostly far within."""
+    """Return whether a term is within its limit, with a much smaller mean difference."""
     return row["difference"] <= row["limit"] and row["mean"] <= 0.2 * row["limit"]
 
 
 def reason_for(name: str, kind: str, term: str) -> tuple[float, str]:
-    """Return the limit of a term's difference and its reason."""
+    """Return the limit of a term's difference and the reason for it."""
     for case, kinds, terms, limit, reason in REASONS:
         if fnmatchcase(name, case) and fnmatchcase(term, terms) and any(fnmatchcase(kind, k) for k in kinds.split("|")):
             return limit, reason
@@ -150,7 +150,7 @@ def make(case: Case, num_envs: int) -> Any:
 
 
 def terrain(case: Case, envs: int) -> dict[str, Any] | None:
-    """Return our height field, its difficulty, and the starts of mjlab's robots; None on flat ground."""
+    """Return our height field, its difficulty, and the initial positions of mjlab's robots; None on flat ground."""
     import torch
 
     task = (env := make(case, 1)).task
@@ -175,7 +175,7 @@ def terrain(case: Case, envs: int) -> dict[str, Any] | None:
 
 
 def record(name: str, python: str) -> None:
-    """Record a case with mjlab, by the interpreter of its environment."""
+    """Record a case with mjlab, using the Python interpreter `python`."""
     from parity.mjlab_record import ENVS
 
     with tempfile.TemporaryDirectory() as folder:
@@ -208,14 +208,14 @@ class Ours:
         task.encoder_bias.copy_(state["encoder_bias"])
         task.actions.copy_(state["action"])
         task.apply_action(task.actions)
-        self.sim.step(1)  # contact forces are those of the state before a physics step
+        self.sim.step(1)  # contact forces refer to the state before a physics step
         self.write()
         self.sim.refresh()
         task.command.value.copy_(state["command"])
         task.last_actions.copy_(state["previous_action"])
         task.air_time.copy_(state["air_time"] * ~self.found)
         task.peak.copy_(state["peak"])
-        # A foot lands in the control step in which it has touched the ground for at most its length.
+        # A foot lands if its contact time is at most one control step.
         task.touched.copy_(self.found & (state["contact_time"] > task.dt + 1e-6))
 
     def write(self) -> None:
@@ -241,17 +241,17 @@ class Ours:
         return {name: value / (weights[name] * dt) for name, value in self.task.rewards().items()}
 
     def look(self) -> dict[str, Any]:
-        """Return all observations, rewards and ends."""
+        """Return all observations, rewards and terminations."""
         rewards = self.rewards()
         end = self.task.terminated().float()
         self.task.touched.copy_(self.task.touches)  # as `advance` does
         return {**self.observations(), "rewards": rewards, "end": end}
 
     def observations(self) -> dict[str, Any]:
-        """Return the parts of both groups."""
+        """Return the observation terms of both groups."""
         seen = self.task.observe()
         actor, critic = dict(seen["policy"]), dict(seen["critic"])
-        critic["contact_force"] = -critic["contact_force"]  # mjlab's are what the feet do to the ground
+        critic["contact_force"] = -critic["contact_force"]  # mjlab's forces act on the ground
         return {"actor": actor, "critic": critic}
 
     def step(self, action: Any) -> dict[str, Any]:
@@ -345,7 +345,7 @@ def compare_models(name: str, recording: dict[str, Any]) -> list[str]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Read a recording."""
+    """Load a recording."""
     return json.loads((RECORDINGS / f"{name}.json").read_text())
 
 

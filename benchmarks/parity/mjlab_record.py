@@ -1,4 +1,4 @@
-"""Record what mjlab's velocity tasks compute in known states; runs in a Python environment that has mjlab.
+"""Record what mjlab's velocity tasks compute in known states; run with the Python of an mjlab environment.
 
 python benchmarks/parity/mjlab_record.py go1 recording.json [heights.json]
 """
@@ -27,14 +27,14 @@ TASKS = {
     "g1": ("Mjlab-Velocity-Flat-Unitree-G1", "robot/pelvis"),
 }
 ENVS, ROUNDS, STEPS = 6, 4, 12
-"""Envs; recorded times; control steps before each."""
+"""Number of envs; number of recorded states; control steps before each."""
 EAGERNESS = (0.0, 0.3, 1.0, 1.0, 2.0, 4.0)
-"""Standard deviation of each env's actions: the first one stands, the last one falls."""
+"""Standard deviation of actions per env: the first robot stands, the last one falls."""
 VERSIONS = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch")
 
 
 def numbers(value: torch.Tensor, digits: int) -> Any:
-    """Return a tensor as nested lists with `digits` digits, or with all that float32 needs if 0."""
+    """Return a tensor as nested lists with `digits` digits; 0: all digits of float32."""
     if value.ndim:
         return [numbers(row, digits) for row in value]
     number = float(f"{value.item():.{digits}g}") if digits else float(str(value.numpy()))
@@ -61,7 +61,7 @@ def put_height_field(spec: mujoco.MjSpec, terrain: dict[str, Any]) -> None:
 
 def make(name: str, terrain: dict[str, Any] | None) -> Any:
     """Make the env without randomness and resets."""
-    import_module("mjlab.tasks")  # registers them
+    import_module("mjlab.tasks")  # registers the tasks
     cfg = import_module("mjlab.tasks.registry").load_env_cfg(TASKS[name][0])
     cfg.scene.num_envs, cfg.seed, cfg.auto_reset = ENVS, 0, False
     if terrain is not None:
@@ -76,7 +76,7 @@ def make(name: str, terrain: dict[str, Any] | None) -> Any:
 
 
 def command(env: Any, rng: np.random.Generator) -> torch.Tensor:
-    """Give every env a fixed command: standing, walking, turning, running."""
+    """Set a fixed command in every env: standing, walking, turning, running."""
     value = rng.uniform([-1.0, -1.0, -0.5], [1.0, 1.0, 0.5], (ENVS, 3)).round(2)
     value[rng.integers(ENVS)] = 0.0
     value[rng.integers(ENVS), 0] = 1.7
@@ -88,7 +88,7 @@ def command(env: Any, rng: np.random.Generator) -> torch.Tensor:
 
 
 def drive(env: Any, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Drive the robots by smooth noise; yield each round's next action."""
+    """Drive the robots with smooth noise; yield the next action of each round."""
     size = env.action_manager.total_action_dim
     action = np.zeros((ENVS, size))
     for _ in range(ROUNDS):
@@ -105,7 +105,7 @@ def step(env: Any, action: np.ndarray) -> None:
 
 
 def state_of(env: Any, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    """Return the state in few digits, for both simulations."""
+    """Return the state, rounded, for both simulations."""
     data = env.sim.data
     qpos, qvel = data.qpos.numpy().round(4), data.qvel.numpy().round(3)
     qpos[:, 3:7] = data.qpos.numpy()[:, 3:7].round(7)
@@ -117,7 +117,7 @@ def state_of(env: Any, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         "encoder_bias": rng.uniform(-0.015, 0.015, (ENVS, qvel.shape[1] - 6)).round(4),
         "action": env.action_manager.action.numpy().round(3),
         "previous_action": env.action_manager.prev_action.numpy().round(3),
-        # Half of the feet that touch the ground have touched it within this control step.
+        # Half of the feet in contact touched down within this control step.
         "contact_time": rng.choice([0.005, 0.02, 0.025, 0.3], feet),
         "air_time": rng.uniform(0.005, 0.4, feet).round(3),
         "peak": rng.uniform(0.0, 0.2, feet).round(3),
@@ -144,13 +144,13 @@ def put(env: Any, state: dict[str, torch.Tensor]) -> None:
     times.current_contact_time[:] = torch.where(found, state["contact_time"], 0.0)
     times.current_air_time[:] = torch.where(found, 0.0, state["air_time"])
     for sensor in env.scene.sensors.values():
-        if getattr(sensor, "_history_state", None):  # the forces of a control step: as if they had not changed
+        if getattr(sensor, "_history_state", None):  # force history of a control step: assume constant forces
             sensor._history_state["force"][:] = sensor._extract_sensor_data().force[:, :, None]
     env.reward_manager.get_term_cfg("foot_swing_height").func.peak_heights = state["peak"].clone()
 
 
 def look(env: Any) -> dict[str, Any]:
-    """Return observations, rewards before their weights, and ends of the current state."""
+    """Return observations, unweighted rewards, and terminations of the current state."""
     groups = env.observation_manager.compute(update_history=True)
     cfgs = {name: env.reward_manager.get_term_cfg(name) for name in env.reward_manager.active_terms}
     rewards = {name: cfg.func(env, **cfg.params) for name, cfg in cfgs.items() if cfg.weight}
@@ -162,7 +162,7 @@ def look(env: Any) -> dict[str, Any]:
 
 
 def plain_mujoco(env: Any, state: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the forces on the feet in C MuJoCo with mjlab's own model: the effect of float32 alone."""
+    """Return foot contact forces in C MuJoCo with mjlab's own model, to isolate the effect of float32."""
     model = env.sim.mj_model
     slots = [slot for slot in env.scene["feet_ground_contact"]._slots if slot.field_name == "force"]
     rows = []
@@ -176,10 +176,10 @@ def plain_mujoco(env: Any, state: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def after_step(env: Any, action: np.ndarray) -> dict[str, Any]:
-    """Take one control step as a training does; return the new state, observations and rewards.
+    """Take one control step as in training; return the new state, observations and rewards.
 
-    mjlab's rewards use kinematics one physics step old, and foot heights one control step old; `now` has them for the
-    new state.
+    mjlab's rewards use kinematics one physics step old, and foot heights one control step old; `now` has the rewards of
+    the new state.
     """
     manager = env.reward_manager
     swing = manager.get_term_cfg("foot_swing_height").func
@@ -196,7 +196,7 @@ def after_step(env: Any, action: np.ndarray) -> dict[str, Any]:
 
 
 def record(name: str, terrain: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a recording: states, and what mjlab computes in them."""
+    """Return a recording: states, and mjlab's observations and rewards for each."""
     env = make(name, terrain)
     env.reset(seed=0)
     if terrain is not None:
@@ -231,7 +231,7 @@ def record(name: str, terrain: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def join(rounds: list[Any], digits: int = 6) -> Any:
-    """Concatenate the envs of all rounds; states keep all digits, the rest six."""
+    """Concatenate the envs of all rounds; states keep full precision, other values six digits."""
     if isinstance(rounds[0], dict):
         return {
             key: join([each[key] for each in rounds], 0 if key in ("state", "next") else digits) for key in rounds[0]

@@ -2,14 +2,14 @@
 
     python benchmarks/robots/robots.py erd=FOLDER menagerie=FOLDER
     python benchmarks/robots/robots.py menagerie=FOLDER --simulators mujoco,mjwarp,newton --one-per-folder --most 40
-    python benchmarks/robots/robots.py bullet=FOLDER --skip random_urdfs --jointed    files with a joint that moves
+    python benchmarks/robots/robots.py bullet=FOLDER --skip random_urdfs --jointed    files with movable joints
 
-Every file is loaded in a process of its own. `task`: whether `new_task` writes a task of a URDF; `loads`: whether a
-scene takes the file and a simulator steps it; else the user's line. `apart`: largest difference of a coordinate [m, rad
-or of a quaternion] from mj_step after 50 control steps of 4 physics steps with the same random controls; null where
-plain MuJoCo refuses the file (`plain`). For URDF, plain MuJoCo gets the scene's mesh paths, compiler settings, excluded
-pairs and repaired masses (`mended`); an object without joints gets a free one. `chaos`: MuJoCo's own divergence from a
-start 1e-7 off; above 1e-3, float32 simulators are not compared. Other results in robots.json are kept.
+Every file is loaded in a separate process. `task`: whether `new_task` can write a task from a URDF; `loads`: whether a
+scene loads the file and a simulator steps it; else the error line. `apart`: maximum coordinate difference [m, rad, or
+quaternion component] from mj_step after 50 control steps of 4 physics steps with the same random controls; null if
+plain MuJoCo rejects the file (`plain`). For URDF, plain MuJoCo gets the scene's mesh paths, compiler settings, excluded
+pairs and repaired masses (`mended`); objects without joints get a free joint. `chaos`: MuJoCo's own divergence from an
+initial state 1e-7 off; above 1e-3, float32 simulators are not compared. Other results in robots.json are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from xml.etree import ElementTree
 STEPS, SUBSTEPS, CHAOS = 50, 4, 1e-3
 INERTIAL = ("body_mass", "body_inertia", "body_ipos", "body_iquat")
 TOLERANCE = {"mujoco": 1e-5, "mjwarp": 1e-2, "newton": 1e-2}
-"""Largest `apart` of equal robots: simulators on Warp compute in float32 and stop earlier."""
+"""Maximum `apart` of matching robots: Warp simulators use float32, and their solvers stop earlier."""
 
 
 def files_of(folder: Path, skip: str, jointed: bool, one_per_folder: bool) -> list[Path]:
@@ -62,7 +62,7 @@ def files_of(folder: Path, skip: str, jointed: bool, one_per_folder: bool) -> li
 
 
 def plain_model(file: Path, free: bool, excludes: Sequence[tuple[str, str]] = ()) -> Any:
-    """Return the model that MuJoCo makes of a file without this package's readers; `excludes` are pairs of links."""
+    """Compile a file with MuJoCo, without this package's readers; `excludes` are link pairs."""
     import mujoco
 
     from gpusim_rl.sim.robot_xml import root_tag
@@ -162,7 +162,7 @@ def run(file: Path, simulator: str) -> dict[str, Any]:
 
 
 def write_task(file: Path, folder: str) -> bool | str:
-    """Return whether `new_task` writes a task of a URDF, or the line that it prints."""
+    """Return whether `new_task` can write a task from a URDF, or the line that it prints."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
     import new_task  # pyright: ignore[reportMissingImports]
 
@@ -176,7 +176,7 @@ def write_task(file: Path, folder: str) -> bool | str:
 
 
 def row_of(file: Path, simulator: str, seconds: float) -> dict[str, Any]:
-    """Return the row of a file, from a process of its own; a traceback or a crash is a row too."""
+    """Return the row of a file from a separate process; a traceback or a crash also gives a row."""
 
     def work() -> None:
         try:
@@ -224,16 +224,16 @@ def main() -> None:
         "scipy.spatial",
     ):
         with contextlib.suppress(ImportError):
-            importlib.import_module(module)  # once, before the processes
+            importlib.import_module(module)  # import once, before forking
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("collections", nargs="+", metavar="NAME=FOLDER")
-    parser.add_argument("--simulators", default="mujoco", help="of mujoco,mjwarp,newton (default: mujoco)")
-    parser.add_argument("--skip", default="", help="text of paths that are left out")
-    parser.add_argument("--jointed", action="store_true", help="only files with a joint that moves")
-    parser.add_argument("--one-per-folder", action="store_true", help="the file with the shortest name of each folder")
-    parser.add_argument("--most", type=int, help="files of a collection")
-    parser.add_argument("--seconds", type=float, default=600.0, help="for a file (default: 600)")
+    parser.add_argument("--simulators", default="mujoco", help="among mujoco,mjwarp,newton (default: mujoco)")
+    parser.add_argument("--skip", default="", help="skip paths that contain this text")
+    parser.add_argument("--jointed", action="store_true", help="only files with movable joints")
+    parser.add_argument("--one-per-folder", action="store_true", help="only the shortest file name in each folder")
+    parser.add_argument("--most", type=int, help="maximum files per collection")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time limit per file (default: 600)")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     args = parser.parse_args()
     kept = json.loads(args.out.read_text()) if args.out.is_file() else {"robots": []}

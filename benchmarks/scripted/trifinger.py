@@ -1,8 +1,8 @@
-"""Trifinger by a script, at difficulty 1: three fingertips close around the cube and push it along to its goal.
+"""Scripted Trifinger at difficulty 1: three fingertips close around the cube and push it to the goal.
 
     python tools/collect.py benchmarks/scripted/trifinger.py task=Trifinger task.difficulty=1 --keep success
 
-Joints are driven by torques: those that hold the fingers' weight, and springs to the joint angles of each tip's target.
+Joint torques are gravity compensation plus PD control towards the joint angles of each tip's target.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ SHOULDER = 0.0505  # y of the middle joint
 MIDDLE, LOWER = 0.16, 0.1626  # links, from joint to joint, and to the tip
 TIP = 0.01685 + 0.04922 + 0.0185  # x of the tip
 WEIGHTS = ((0.25, 0.04485, 0.08, 0.0), (0.021, 0.06607, MIDDLE, 0.06), (0.031, TIP, MIDDLE, LOWER))
-"""Of each link: mass [kg], x of its centre, and how far along middle and lower link it is [m]."""
+"""Per link: mass [kg], x of the centre of mass [m], and its positions along the middle and lower links [m]."""
 GRAVITY = 9.81  # m/s^2
 TORQUE = 0.36  # N m, of an action of 1
 
 STIFFNESS, DAMPING = 4.0, 0.05  # N m/rad, N m s/rad
-AROUND = 40.0  # degrees: direction of the first tip from the cube's middle; the others are 120 degrees further
-OPEN, CLOSED = 0.085, 0.03  # m, radius of the circle of tips; the cube is in the way of the smaller one
+AROUND = 40.0  # degrees: direction of the first tip from the cube's centre; the others are at 120 degree intervals
+OPEN, CLOSED = 0.085, 0.03  # m, radius of the circle of tips; the cube blocks the closed one
 HIGH, LOW = 0.1, 0.035  # m, of the tips
-LEAD, GAIN = 0.02, 2.0  # m, by which the circle is ahead of the cube at most; and per metre to the goal
+LEAD, GAIN = 0.02, 2.0  # maximum lead of the circle over the cube [m]; lead per metre to the goal
 MAX_RADIUS = 0.19  # m, of the arena
-PLACED = 0.06  # m, off the larger circle, seen from above, at which tips go down
-DOWN, FAR, NEAR = 0.07, 0.16, 0.06  # m: height of tips that are down, and how far out from the cube they hold and push
+PLACED = 0.06  # m, horizontal distance from the open circle at which tips descend
+DOWN, FAR, NEAR = 0.07, 0.16, 0.06  # m: height of lowered tips; distances from the cube to hold and to push
 
 
 def controller(task: Trifinger) -> Callable[[], Tensor]:
     """Return a function that returns actions [num_envs, 9] for the task's current state.
 
-    It has no memory: a policy without one can do the same.
+    The controller has no memory: a feed-forward policy can reproduce it.
     """
     device, (low, high) = task.device, task.robot.joint_limits.view(3, 3, 2).unbind(dim=2)
     low, high = low + 0.01, high - 0.01
@@ -50,7 +50,7 @@ def controller(task: Trifinger) -> Callable[[], Tensor]:
         cube, tips = task.cube.root_pos, task.tips.pos
         way = (task.goal.root_pos - cube)[:, :2]
         far = torch.linalg.vector_norm(way, dim=1, keepdim=True)
-        out = ((tips - cube[:, None]) * around).sum(dim=2)  # from the cube, in each tip's direction
+        out = ((tips - cube[:, None]) * around).sum(dim=2)  # distance from the cube in each tip's direction
         holds = ((tips[..., 2] < DOWN) & (out > 0.005) & (out < FAR)).all(dim=1)
         pushes = holds & (out < NEAR).all(dim=1)
         circle = in_arena(cube[:, None, :2] + OPEN * around[:, :2])
@@ -71,7 +71,7 @@ def controller(task: Trifinger) -> Callable[[], Tensor]:
 
 
 def in_arena(points: Float[Tensor, "envs 3 2"]) -> Float[Tensor, "envs 3 2"]:
-    """Return points, or the nearest ones within `MAX_RADIUS`."""
+    """Clamp points to the circle of radius `MAX_RADIUS`."""
     return points * (MAX_RADIUS / torch.linalg.vector_norm(points, dim=2, keepdim=True).clamp(min=MAX_RADIUS))
 
 
@@ -83,9 +83,9 @@ def in_finger_frame(points: Float[Tensor, "envs 3 3"], third: Float[Tensor, " 3"
 
 
 def joint_angles(tip: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Return the angles of upper, middle and lower joint [rad] with the tip at a point of the finger's frame [m].
+    """Return the upper, middle and lower joint angles [rad] for a tip position in the finger's frame [m].
 
-    Where it is out of reach, the finger points there.
+    If the point is out of reach, the finger points towards it.
     """
     x, y, z = tip.unbind(dim=-1)
     swing = torch.hypot(x, z).clamp(min=TIP + 1e-4)
@@ -99,7 +99,7 @@ def joint_angles(tip: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
 
 
 def weight_torque(angles: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Return the torques [N m] that hold the links at these joint angles [rad] against gravity."""
+    """Return the gravity compensation torques [N m] at joint angles [rad]."""
     upper, middle, lower = angles.unbind(dim=-1)
     torque = torch.zeros_like(angles)
     for mass, x, along_middle, along_lower in WEIGHTS:

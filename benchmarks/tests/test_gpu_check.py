@@ -141,7 +141,7 @@ def test_failing_or_hanging_part_does_not_stop_others(tmp_path, monkeypatch, cap
     }
     assert parts["audit"]["error"] == "Segmentation fault (signal 11)"
     assert parts["audit"]["tail"] == ["warming up", "Segmentation fault"]
-    assert parts["learn"]["error"].startswith("no end within ") and parts["learn"]["iterations"] == 0
+    assert parts["learn"]["error"].startswith("still running after ") and parts["learn"]["iterations"] == 0
     assert parts["bench"]["error"].startswith("8: CUDA error: out of memory")
     assert parts["bench"]["env_counts"] == [] and parts["tests"]["passed"] == 3
     assert not report["ok"]
@@ -254,14 +254,14 @@ def test_hanging_fact_leaves_time_for_others(probe, monkeypatch):
     monkeypatch.setattr(gpu_check, "FACT_SHARE", 0.05)
     part, _, begun = probe(c="time.sleep(1000)")
     assert begun == "a b c d " and list(part["facts"]) == ["a", "b", "c", "d"]
-    assert part["facts"]["c"]["error"].startswith("no end within ") and part["status"] == "failed"
+    assert part["facts"]["c"]["error"].startswith("still running after ") and part["status"] == "failed"
 
 
 def test_resumed_probe_runs_missing_and_failed_facts(probe, monkeypatch):
     monkeypatch.setattr(gpu_check, "FACT_SHARE", 2.0)
     part, kept, begun = probe(b="raise RuntimeError('busy')", c="time.sleep(1000)", limit_s=8.0)
     assert begun == "a b c " and part["status"] == "timed out" and part["missing"] == ["d"]
-    assert part["facts"]["c"]["error"].startswith("no end within ")
+    assert part["facts"]["c"]["error"].startswith("still running after ")
     assert kept[-1]["missing"] == ["c", "d"], "on disk if the process dies in c"
     for old in (part, kept[-1]):
         again, _, begun = probe(old=old)

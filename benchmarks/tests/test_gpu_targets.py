@@ -9,7 +9,7 @@ import pytest
 
 from gpu import gpu_targets
 
-PROBE = "facts of the probe as they should be"
+PROBE = "probe facts as expected"
 COUNTS = (256, 1024, 4096, 16384, 65536)
 SIZES: dict[str, Any] = {"num_envs": 4096, "env_counts": COUNTS}
 
@@ -86,7 +86,7 @@ def test_all_targets_met():
     [
         ("audit", {"bytes_to_device": 4.0}, {"bytes host to device in a steady iteration"}),
         ("audit", {"bytes_to_host": 0.5}, {"bytes device to host in a steady iteration"}),
-        ("audit", {"syncs": 1.0}, {"waits of the host in a steady iteration"}),
+        ("audit", {"syncs": 1.0}, {"host waits in a steady iteration"}),
         ("audit", {"occupied": 0.94}, {"device busy"}),
         ("audit", {"occupied": None}, {"device busy"}),
         ("learn", {"seconds_from_first_iteration": 15.0}, {"Ant's return 3000 [s], aim"}),
@@ -110,7 +110,7 @@ def test_all_targets_met():
         (
             "bench",
             {"env_counts": GOOD["bench"]["env_counts"][:2]},
-            {"training over bare physics, 4096 envs", "numbers of envs measured"},
+            {"training over bare physics, 4096 envs", "env counts measured"},
         ),
         (
             "bench",

@@ -1,9 +1,9 @@
 """Audit our and other libraries' trainers on our environment: copies and waits by phase.
 
-python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64                        all that are installed
+python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64                        all installed
 python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64 --baselines rsl_rl,skrl --out audit.json
 
-On the CPU the numbers of other libraries are a lower bound: copies that a library makes with numpy alone are not seen.
+On the CPU, counts of other libraries are a lower bound: pure numpy copies are not recorded.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from gpusim_rl.diagnose.transfers import Audit, Loop
     from throughput.baselines import Baseline
 
-WARM_UP = 4  # iterations: until then kernels compile, graphs are captured, memory is allocated
+WARM_UP = 4  # iterations: for compilation, graph capture and memory allocation
 SHOWN_LOCATIONS = 5
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Audit all trainers, print the table and write the file."""
+    """Audit all trainers, print a table and write the file."""
     from gpusim_rl.errors import friendly_errors
     from gpusim_rl.machine.hardware import limit_openmp_spin
 
@@ -52,9 +52,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="audit_baselines", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("overrides", nargs="*", metavar="key=value", help="as for train.py: task=Ant num_envs=64")
-    add("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3 or none (default: all that are installed)")
-    add("--iterations", type=int, default=3, help="steady iterations to look at (default: 3)")
-    add("--out", type=Path, metavar="FILE", help="all numbers")
+    add("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3 or none (default: all installed)")
+    add("--iterations", type=int, default=3, help="steady-state iterations to audit (default: 3)")
+    add("--out", type=Path, metavar="FILE", help="json file for the full results")
     return parser.parse_intermixed_args(argv)
 
 
@@ -93,7 +93,7 @@ def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str
 
 
 def baseline_loop(baseline: Baseline, ours: Loop, module: str) -> Loop:
-    """Return another library's loop on the environment of `ours`, with physics as a phase as well."""
+    """Return another library's loop on the environment of `ours`, with physics as an extra phase."""
     from gpusim_rl.diagnose.transfers import Loop
 
     def observe(around: Callable[[str], AbstractContextManager[Any]]) -> None:
@@ -104,7 +104,7 @@ def baseline_loop(baseline: Baseline, ours: Loop, module: str) -> Loop:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print copies and waits of each trainer by phase, and where other libraries wait most often."""
+    """Print copies and waits of each trainer by phase, and the most frequent locations in other libraries."""
     from rich.console import Console
     from rich.table import Table
 
@@ -135,6 +135,6 @@ def show(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # As for train.py: the checkout that this file is in, whether it is installed or not; its own folder stays.
+    # Like train.py, import the checkout of this file, installed or not; keep the script's own folder.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     sys.exit(main())

@@ -1,8 +1,8 @@
 """Other libraries' trainers on our environments, one iteration at a time; `BASELINES` declares each library once.
 
-A baseline does the work of our own PPO's settings: same networks, horizon, epochs, minibatches, losses and schedules,
-as far as the library has them (`Baseline.settings`). Its loop is the library's, without checkpoints. Mode `same` logs
-as the library does, into a temporary folder; mode `fastest` does not, where that can be turned off.
+A baseline does the same work as our PPO: same networks, horizon, epochs, minibatches, losses and schedules, as far as
+the library supports them (`Baseline.settings`). It runs the library's loop, without checkpoints. Mode `same` keeps the
+library's logging, in a temporary folder; mode `fastest` disables logging where possible.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Library:
 
     Attributes:
         name: Name in `gpusim_rl.connect.LIBRARIES`.
-        trainer: Runs its PPO on our environments.
+        trainer: Trainer that runs the library's PPO on our environments.
         fastest: Description of the mode `fastest`.
     """
 
@@ -52,12 +52,12 @@ class Library:
 
     @property
     def installed(self) -> bool:
-        """Return whether it can be imported."""
+        """Return whether the library can be imported."""
         return importlib.util.find_spec(LIBRARIES[self.name][0]) is not None
 
     @property
     def distribution(self) -> str:
-        """Name in the package index."""
+        """Name on PyPI."""
         return LIBRARIES[self.name][1].partition("~")[0]
 
 
@@ -71,10 +71,10 @@ def find_library(name: str) -> Library:
 
 
 def choose_baselines(asked: str) -> tuple[list[str], list[str]]:
-    """Return the libraries to measure, and those that are not installed.
+    """Return the libraries to measure, and the libraries that are not installed.
 
     Args:
-        asked: Names separated by commas, `none`, or `all` that are installed.
+        asked: Names separated by commas, `none`, or `all` (the installed libraries).
 
     Raises:
         ConfigError: A name is unknown, or a requested library is not installed.
@@ -88,32 +88,32 @@ def choose_baselines(asked: str) -> tuple[list[str], list[str]]:
 
 
 def install_command(names: Sequence[str]) -> str:
-    """Return the pip command for libraries."""
+    """Return the pip command that installs the libraries."""
     return " ".join(["pip install", *(f"'{LIBRARIES[name][1]}'" for name in names)])
 
 
 def make_baseline(
     name: str, env: VecEnv, cfg: RunConfig, *, device: torch.device, mode: str = "same", bf16: bool = False
 ) -> Baseline:
-    """Build another library's PPO with the settings that `cfg` gives our PPO.
+    """Build another library's PPO with the settings of our PPO in `cfg`.
 
     Args:
         name: One of `BASELINES`.
-        env: The environment; it is reset.
-        cfg: A run of our PPO; its settings and seed are used.
+        env: Environment; will be reset.
+        cfg: Settings and seed of a run of our PPO.
         device: Device of the learner.
-        mode: `same`: compiled only where `compile` says so. `fastest`: the fastest mode that the library documents on
-            this device (compiled, 16-bit, tf32 on CUDA, no log), without `max-autotune`.
-        bf16: With `same`: 16-bit networks, where the library has them.
+        mode: `same`: compiled only if `compile` is set. `fastest`: the library's fastest documented mode on this device
+            (compiled, 16-bit, tf32 on CUDA, no log), without `max-autotune`.
+        bf16: With `same`: use 16-bit networks, if the library supports them.
 
     Raises:
-        ConfigError: Unknown name or mode, a missing library, or a policy that only ours can train.
+        ConfigError: Unknown name or mode, a missing library, or a policy that only our PPO can train.
     """
     library = find_library(name)
     if mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}.{did_you_mean(mode, MODES)} Available: {', '.join(MODES)}")
     if not isinstance(cfg.algorithm, PPOConfig):
-        raise ConfigError("baselines do the work of our PPO: try algo=ppo")
+        raise ConfigError("baselines support only PPO: try algo=ppo")
     network = cfg.algorithm.network
     if network.rnn is not None or network.state_dependent_std:
         key = "state_dependent_std=true" if network.rnn is None else f"rnn={network.rnn}"
@@ -130,7 +130,7 @@ class Baseline:
         name: One of `BASELINES`.
         version: Version of the library.
         mode: One of `MODES`.
-        settings: Choices as plain values: precision, compile, trunk, minibatches, schedule, notes, ...
+        settings: Effective settings as plain values: precision, compile, trunk, minibatches, schedule, notes, ...
         env_steps_per_iteration: Control steps, summed over envs.
     """
 
@@ -154,9 +154,9 @@ class Baseline:
         self._open_phase = ExitStack()
         if cfg.seed != -1:
             torch.manual_seed(cfg.seed)
-        Distribution.set_default_validate_args(True)  # torch's own default, whatever was imported before
+        Distribution.set_default_validate_args(True)  # torch's default, regardless of earlier imports
         if mode == "fastest" and device.type == "cuda":
-            torch.set_float32_matmul_precision("high")  # tf32, as rl_games always has it
+            torch.set_float32_matmul_precision("high")  # tf32, which rl_games always uses
         self._build(env)
         self._process_settings = _ProcessSettings.now()
 
@@ -179,9 +179,9 @@ class Baseline:
                 self._leave()
 
     def observe(self, around: Around) -> None:
-        """Enter `around("rollout")` and `around("update")` around these phases, as `PhaseTimer.observe`.
+        """Enter `around("rollout")` and `around("update")` around these phases, like `PhaseTimer.observe`.
 
-        The library's log belongs to neither.
+        Both exclude the library's logging.
         """
         self._around.append(around)
 
@@ -191,7 +191,7 @@ class Baseline:
         self._folder.cleanup()
 
     def _enter(self, phase: str) -> None:
-        """End the current phase and begin another."""
+        """End the current phase and start another."""
         self._leave()
         for around in self._around:
             self._open_phase.enter_context(around(phase))
@@ -288,7 +288,7 @@ class _RslRl(Baseline):
         log_dir = self._folder.name if self._logs else None
         self._runner: Any = OnPolicyRunner(adapter, settings, log_dir=log_dir, device=str(self._device))
         self._runner.alg.update = self._as_phase("update", self._runner.alg.update)
-        # One call of learn() is one iteration, so what it does before and after its loop is done once or not at all.
+        # learn() is called once per iteration, so work before and after its loop is done once here, or skipped.
         self._runner.logger.init_logging_writer()
         self._runner.logger.init_logging_writer = _nothing
         self._runner.save = _nothing
@@ -328,7 +328,7 @@ class _RlGames(Baseline):
         central = "critic" in env.obs_sizes
         runner = Runner()
         runner.load({"params": self._params(central, bf16)})
-        # What runner.run_train() does, but the agent stays in our hands.
+        # Same as runner.run_train(), but keeps a reference to the agent.
         self._agent = agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
         # reduce-overhead replays CUDA graphs
         compile_mode = "reduce-overhead" if self.mode == "fastest" and self._device.type == "cuda" else "default"
@@ -399,7 +399,7 @@ class _RlGames(Baseline):
             config["central_value_config"] = {**shared, "network": network, "e_clip": ppo.clip}
         return {
             "seed": None if self._cfg.seed == -1 else self._cfg.seed,
-            "torch_threads": 0,  # as many as everybody else
+            "torch_threads": 0,  # same as all other trainers
             "algo": {"name": "a2c_continuous"},
             "model": {"name": "continuous_a2c_logstd"},
             "network": {
@@ -442,7 +442,7 @@ class _RlGames(Baseline):
         self._stop = False
         with suppress(_Pause):
             self._agent.train()
-        if not self._begun:  # train() continues where it was, not from the start
+        if not self._begun:  # train() continues where it stopped
             self._begun = True
             self._agent.init_tensors = _nothing
             self._agent.env_reset = lambda: self._agent.obs
@@ -465,7 +465,7 @@ class _Skrl(Baseline):
 
         from gpusim_rl.connect.skrl import SkrlEnv
 
-        Distribution.set_default_validate_args(False)  # as importing skrl does the first time
+        Distribution.set_default_validate_args(False)  # as skrl does when first imported
         ppo = self._ppo
         adapter = SkrlEnv(env, device=self._device)
         adaptive = ppo.schedule == "adaptive"
@@ -653,12 +653,12 @@ class _Sb3(Baseline):
         self._model.logger.close()
 
 
-class _Pause(Exception):  # noqa: N818 - no error
-    """Exception that leaves rl_games' endless loop between two epochs."""
+class _Pause(Exception):  # noqa: N818 - not an error
+    """Exception that exits rl_games' endless loop between two epochs."""
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """No-op in place of a library's work around each call."""
+    """No-op replacement for a library's per-call overhead."""
 
 
 BASELINES: dict[str, Library] = {
@@ -674,7 +674,7 @@ BASELINES: dict[str, Library] = {
 
 @dataclass(frozen=True)
 class _ProcessSettings:
-    """Process-wide switches that libraries set for speed; each baseline keeps its own."""
+    """Process-wide settings that libraries change for speed, stored per baseline."""
 
     validate: bool
     matmul_precision: str

@@ -1,7 +1,7 @@
-"""Measure several cases in interleaved rounds, so that ratios do not depend on other load.
+"""Measure several cases in interleaved rounds, so that other load does not distort ratios.
 
-Every case is a process with its own peak memory and the same OpenMP and malloc settings. Each round measures every case
-once, in rotating order; speeds are compared within a round, medians taken over rounds.
+Every case is a separate process, with the same OpenMP and malloc settings. Each round measures every case once, in
+rotating order; ratios are computed within rounds, medians over rounds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gpusim_rl.machine.hardware import has_compiler
 from throughput.baselines import BASELINES
 
 SCHEMA = 3
-"""Version of the json."""
+"""Version of the json format."""
 
 ANSWER_LIMIT_S = 1800.0
-"""Longest silence of a process [s]; compiling may take minutes."""
+"""Timeout for a response of a process [s]; compilation can take minutes."""
 
 CLOSING_LIMIT_S = 10.0
 
@@ -33,7 +33,7 @@ SEPARATE = ", separate trunks"
 Result = dict[str, Any]
 """Results of a case: name, kind, settings, env_steps_per_s, trainer_us, phases, memory, error, ratios.
 
-`trainer_us` is a trainer's time outside of `env.step` [us per control step of one env].
+`trainer_us` is a trainer's time outside `env.step` [us per control step of one env].
 """
 
 
@@ -65,13 +65,13 @@ class Rounds:
     warm_up: int = 6
 
 
-# What is measured
+# Cases
 
 
 def training_cases(
     overrides: Sequence[str], num_envs: int, *, on_mujoco: bool, baselines: Sequence[str], modes: Sequence[str]
 ) -> list[Case]:
-    """Return bare physics, our layers on top, and other libraries' trainers on the same environment."""
+    """Return the cases: bare physics, our layers on top, and other libraries' trainers on the same environment."""
     line = [*overrides, f"num_envs={num_envs}"]
     base = {"overrides": line, "num_envs": num_envs}
     bare = [Case("bare physics", {**base, "kind": "physics", "persistent": "auto"})]
@@ -92,7 +92,7 @@ def training_cases(
 
 
 def _bare_mujoco(base: Mapping[str, Any]) -> list[Case]:
-    """Return bare physics with both settings of the simulator; the faster one is the reference."""
+    """Return bare physics with both values of `persistent`; the faster case is the reference."""
     return [
         Case(f"bare physics, persistent={str(keep).lower()}", {**base, "kind": "physics", "persistent": keep})
         for keep in (False, True)
@@ -100,7 +100,7 @@ def _bare_mujoco(base: Mapping[str, Any]) -> list[Case]:
 
 
 def equal_work(case: Case) -> Case:
-    """Return our training with separate trunks, to compare with a baseline that cannot share one."""
+    """Return our training with separate trunks, to compare with a baseline that cannot share a trunk."""
     overrides = [*case.spec["overrides"], "ppo.network.separate=true"]
     return Case(f"{case.name}{SEPARATE}", {**case.spec, "overrides": overrides})
 
@@ -109,16 +109,16 @@ def equal_work(case: Case) -> Case:
 
 
 class Worker:
-    """Parent's side of a case's process; after an error it is not used again.
+    """Parent-side handle of a case's process; unused after an error.
 
     Attributes:
         speeds: Control steps per second of each round, or None.
-        seconds_outside: Seconds outside of `env.step` per control step of one env in each round, or None.
-        phases: Seconds of each phase over all rounds; `other` is the rest.
-        settings: Settings that the process reports.
+        seconds_outside: Seconds outside `env.step` per control step of one env in each round, or None.
+        phases: Seconds of each phase over all rounds; `other` is the remainder.
+        settings: Settings reported by the process.
         memory: Peaks [bytes]; None before `report`.
         seconds: Newest time per iteration [s].
-        error: Why it ended; None while it lives.
+        error: Why the process ended; None while it is running.
     """
 
     def __init__(self, case: Case, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -140,12 +140,12 @@ class Worker:
 
     @property
     def mode(self) -> str:
-        """`same` or `fastest`."""
+        """Mode: `same` or `fastest`."""
         return self.case.spec.get("mode", "same")
 
     @property
     def trunk(self) -> str | None:
-        """`shared` or `separate` trunk of policy and value; None without a network."""
+        """Trunk of policy and value: `shared` or `separate`; None without a network."""
         return self.settings.get("trunk")
 
     def get_ready(self) -> None:
@@ -173,7 +173,7 @@ class Worker:
         self.seconds_outside.append(None if in_env is None else (seconds - in_env) / env_steps)
         phases = done.get("phases") or {}
         if phases:
-            # On CUDA the device's phases and the host's may overlap.
+            # On CUDA, host and device phases can overlap.
             phases = {**phases, "other": max(0.0, seconds - sum(phases.values()))}
         for phase, part in phases.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + part
@@ -217,7 +217,7 @@ class Worker:
 
     def _say(self, request: Mapping[str, Any]) -> None:
         assert self._child.process.stdin is not None
-        with suppress(OSError):  # it has died, which `_answer` finds out
+        with suppress(OSError):  # the process has died; `_answer` reports it
             self._child.process.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.process.stdin.flush()
 
@@ -242,7 +242,7 @@ class Worker:
     def _last_words(self) -> str:
         code, line = self._child.process.wait(), self._child.last_line().strip()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"{line} ({how})" if line else f"died with {how}"
+        return f"{line} ({how})" if line else f"exited with {how}"
 
 
 def measure(
@@ -253,14 +253,14 @@ def measure(
     environment: Mapping[str, str],
     say: Callable[[str], None],
 ) -> Iterator[list[Result]]:
-    """Measure in interleaved rounds; yield all results after each, and once more with peak memory.
+    """Measure in interleaved rounds; yield all results after each round, and at the end with peak memory.
 
-    If a baseline has separate trunks and our training shares one, our training with separate trunks is added.
+    If a baseline has separate trunks and our training a shared trunk, add a case of our training with separate trunks.
 
     Args:
-        cases: Cases; all are alive at once.
-        rounds: Duration.
-        command: Command that starts a process of `throughput.worker.serve`.
+        cases: Cases, all loaded at once.
+        rounds: Number and duration of rounds.
+        command: Command that runs `throughput.worker.serve`.
         environment: Environment variables of the processes.
         say: Called with a line of progress.
     """
@@ -301,11 +301,11 @@ def measure(
         yield with_ratios([worker.result() for worker in workers])
 
 
-# What came of it
+# Results
 
 
 def spread(values: Iterable[float | None]) -> dict[str, float] | None:
-    """Return median, min and max, or None for no values."""
+    """Return median, min and max, or None without values."""
     known = [value for value in values if value is not None]
     return {"median": statistics.median(known), "min": min(known), "max": max(known)} if known else None
 
@@ -325,10 +325,10 @@ def fastest(results: Sequence[Result], kind: str) -> Result | None:
 
 
 def with_ratios(results: list[Result]) -> list[Result]:
-    """Add to every row its ratio to bare physics, and to every other library's our speed over its.
+    """Add the ratio to bare physics to every row, and the ratio of our speed to each other library's row.
 
-    A baseline is compared with the same network work (shared or separate trunks) and mode. Where a CUDA graph holds
-    `env.step` with everything else, the time of the case `env step` is subtracted, if a graph holds that too.
+    A baseline is compared with the same network work (shared or separate trunks) and mode. If a CUDA graph
+    captures `env.step` and everything else, the time of the case `env step` is subtracted, if captured too.
     """
     bare, env = fastest(results, "physics"), fastest(results, "env")
     for row in results:
@@ -358,7 +358,7 @@ def _in_graph(row: Result) -> bool:
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the key numbers of one env count; keys are absent where nothing was measured."""
+    """Return the key numbers of one env count; keys without a measurement are absent."""
     result: dict[str, Any] = {}
 
     def add(key: str, value: dict[str, float] | None) -> None:
@@ -383,7 +383,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
             if key == "training":
                 add("trainer_us", row["trainer_us"])
     compared = [row for row in results if row["kind"] == "baseline" and row["ours_over_this"]]
-    # The one that ours leads by least: trunks differ, so that it need not be the one with the most steps.
+    # The baseline with the smallest gap to ours: trunks differ, so it is not always the fastest.
     nearest = min(compared, key=lambda row: row["ours_over_this"]["median"], default=None)
     if nearest is not None:
         add("training_over_fastest_baseline", nearest["ours_over_this"])
@@ -397,7 +397,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Format the results as a page with a table for each env count."""
+    """Format the results as a page with a table per env count."""
     environment = report["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     git = report["git"]
@@ -409,11 +409,11 @@ def markdown(report: Mapping[str, Any]) -> str:
         "",
         f"{_machine(environment)}; {report['sim']}; Python {environment['python']}, {versions}.",
         "",
-        "Control steps per second, summed over envs: median and range of the rounds. Every case is a process of its"
-        " own, with the same threads and settings of OpenMP and malloc. Rounds are interleaved: each case is measured"
-        " once in every round, and a ratio is the median of the ratios within the rounds. Trainer's own is the time"
-        " outside of `env.step`, which is physics and environment and the same for all: policy, storage, update and"
-        " log, in us for each control step of an env.",
+        "Control steps per second, summed over envs: median and range of the rounds. Every case is a separate process"
+        " with the same threads, OpenMP and malloc settings. Rounds are interleaved: each case is measured"
+        " once per round, and a ratio is the median of the ratios within rounds. Trainer's own is the time outside"
+        " `env.step` (physics and environment, the same for all): policy, storage, update and logging, in us per"
+        " control step of an env.",
     ]
     for part in report["env_counts"]:
         lines += ["", f"## {part['num_envs']} envs", "", *table(part["cases"])]
@@ -488,23 +488,23 @@ def _notes(results: Sequence[Result]) -> list[str]:
     baselines = [row for row in results if row["kind"] == "baseline" and str(row["ours"]).endswith(SEPARATE)]
     if baselines:
         names = ", ".join(row["name"] for row in baselines)
-        notes.append(f"compared to ours with separate trunks, as they have them: {names}")
+        notes.append(f"compared with our training with separate trunks, like theirs: {names}")
     precision = next((row["settings"].get("precision") for row in results if row["name"] == TRAINING), None)
     others = {row["name"]: row["settings"].get("precision", precision) for row in results if row["kind"] == "baseline"}
     if different := [f"{name} ({other})" for name, other in others.items() if other != precision]:
-        notes.append(f"our networks run in {precision}, not so: {', '.join(different)}")
+        notes.append(f"our networks run in {precision}; different precision: {', '.join(different)}")
     if any(row["name"].endswith(", same") for row in results):
-        notes.append("same: the work of our PPO")
+        notes.append("same: same work as our PPO")
     modes = [f"{name} {library.fastest}" for name, library in BASELINES.items() if f"{name}, fastest" in others]
     if modes:
-        notes.append(f"fastest: {'; '.join(modes)}; compared to ours compiled, where that was measured")
+        notes.append(f"fastest: {'; '.join(modes)}; compared with ours compiled, if measured")
     if any(row["trainer_us_by_difference"] for row in results):
-        notes.append("our trainer's own time is the difference from env step: graphs hide the parts")
+        notes.append("our trainer's own time is the difference from env step: graphs hide its phases")
     return [*notes, *(f"{row['name']}: {row['error']}" for row in results if row["error"])]
 
 
 def draw(report: Mapping[str, Any], figures: Any) -> Any:
-    """Draw speeds over env counts, a line for each case, as a matplotlib Figure."""
+    """Plot speeds over env counts, one line per case; return the matplotlib Figure."""
     figure = figures.Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
     names = list(dict.fromkeys(row["name"] for part in report["env_counts"] for row in part["cases"]))

@@ -1,7 +1,7 @@
-"""Process of one case that `throughput.harness` measures.
+"""Worker process that runs one case for `throughput.harness`.
 
-It speaks json, one value per line: first the workload, then `{"run": 3}` for three iterations or `{"report": true}` for
-peak memory and settings. An error is answered as `{"error": ...}` and ends the process.
+It reads and writes json, one value per line: first the workload, then `{"run": 3}` for three iterations or
+`{"report": true}` for peak memory and settings. An error is reported as `{"error": ...}` and ends the process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from gpusim_rl.sim import Sim, SimChoice
 
 ACTION_SETS = 16
-"""Prepared random actions, used in turn."""
+"""Number of precomputed random actions, used in turn."""
 
 SETTLING_STEPS = 60
-"""Control steps of bare physics before measuring, until the robots are on the ground."""
+"""Control steps of bare physics before measuring, so that the robots are on the ground."""
 
 
 @dataclass
@@ -45,13 +45,13 @@ class Workload:
     """Measurable workload that runs one iteration at a time.
 
     Attributes:
-        iterate: One iteration: `horizon` control steps in all envs, and learning if it learns.
+        iterate: Runs one iteration: `horizon` control steps in all envs, and the update of a training.
         env_steps: Control steps of one iteration, summed over envs.
         settings: Plain values to report.
-        device: Device of the work.
-        phases: Timer of its phases, if any.
-        in_env: Timer of `env.step`, where Python calls it.
-        graphs: Its CUDA graphs, if any.
+        device: Device of the workload.
+        phases: Timer of the phases, if any.
+        in_env: Timer of `env.step`, if called from Python.
+        graphs: CUDA graphs, if any.
     """
 
     iterate: Callable[[], Any]
@@ -64,9 +64,9 @@ class Workload:
 
 
 def serve() -> None:
-    """Answer for one case on stdin and stdout, until stdin ends."""
+    """Serve one case over stdin and stdout, until stdin closes."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # keep library output out of the answers
 
     def answer(**values: Any) -> None:
         answers.write(json.dumps(values) + "\n")
@@ -90,13 +90,13 @@ def serve() -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return name and first line of an error."""
+    """Return the type and first line of an error."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", text.partition("\n")[0])
 
 
 def _capture(workload: Workload) -> None:
-    """Run what precedes a replay, however short the warm-up."""
+    """Run until graphs are captured, however short the warm-up."""
     if workload.graphs is not None and workload.graphs.choice.mode != "off":
         from gpusim_rl.run.cuda_graph import WARM_UP
 
@@ -124,15 +124,15 @@ def _run(workload: Workload, iterations: int) -> dict[str, Any]:
 
 
 def _report(workload: Workload) -> dict[str, Any]:
-    """Report what is known late: whether graphs were captured."""
+    """Return memory peaks, settings and graph capture status."""
     graph = {} if workload.graphs is None else {"graph": str(workload.graphs.choice)}
     return {"memory": _memory(workload), "settings": _settings(workload) | graph}
 
 
 def _settings(workload: Workload) -> dict[str, Any]:
-    """Return settings of the workload and of its process."""
+    """Return the settings of the workload and its process."""
     process: dict[str, Any] = {"openmp_spins": os.environ.get("GOMP_SPINCOUNT")}
-    torch = sys.modules.get("torch")  # EnvPool and Gymnasium do without
+    torch = sys.modules.get("torch")  # EnvPool and Gymnasium do not need torch
     if torch is not None:
         process["threads"] = torch.get_num_threads()
     return process | workload.settings
@@ -146,7 +146,7 @@ def _synchronize(device: torch.device | None) -> None:
 
 
 def _memory(workload: Workload) -> dict[str, int]:
-    """Return peaks in bytes: resident memory and, on CUDA, torch's and the driver's."""
+    """Return memory peaks [bytes]: resident and, on CUDA, from torch and the driver."""
     peaks = {"resident": _peak_resident() + _children_now()}
     if workload.device is not None and workload.device.type == "cuda":
         import torch
@@ -160,14 +160,14 @@ def _memory(workload: Workload) -> dict[str, int]:
 
 def _peak_resident() -> int:
     with suppress(OSError, AttributeError):
-        # Not ru_maxrss, which begins with the size of the process that started this one.
+        # Not ru_maxrss, which starts at the size of the parent process.
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
         return 1024 * int(found.group(1))  # type: ignore[union-attr]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _children_now() -> int:
-    """Return current memory of child processes."""
+    """Return the current memory of child processes [bytes]."""
     import psutil
 
     total = 0
@@ -178,7 +178,7 @@ def _children_now() -> int:
 
 
 def _driver_memory(device: torch.device) -> int | None:
-    """Return the driver's count for this process, or None (as in many containers)."""
+    """Return the driver's count for this process [bytes], or None if unavailable, as in many containers."""
     import pynvml
     import torch
 
@@ -203,7 +203,7 @@ def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
     from gpusim_rl.machine.torch_threads import use_available_cpus
 
     scenario = _scenario(spec["overrides"])
-    use_available_cpus(scenario.cfg.algorithm.batch_rows(scenario.num_envs))  # as our trainer does, whoever uses them
+    use_available_cpus(scenario.cfg.algorithm.batch_rows(scenario.num_envs))  # as our trainer does, for all cases
     if kind == "physics":
         return _bare_physics(scenario, spec.get("persistent", "auto"))
     if kind == "env":
@@ -252,7 +252,7 @@ def _scenario(overrides: list[str]) -> _Scenario:
 
 @contextmanager
 def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Workload]:
-    """Build the task's scene with its decimation and random controls: no task, no resets."""
+    """Build the task's scene with its decimation and random controls, without task and resets."""
     import torch
 
     from gpusim_rl.sim import make_sim
@@ -289,7 +289,7 @@ def _bare_physics(scenario: _Scenario, persistent: Any) -> Iterator[Workload]:
 
 @contextmanager
 def _env_step(scenario: _Scenario) -> Iterator[Workload]:
-    """Build the environment with prepared actions: task, resets, time limit, no policy."""
+    """Build the environment with precomputed actions: task, resets and time limit, but no policy."""
     env = scenario.make_env()
     env.reset()
     limit, horizon = env.cfg.clip_actions, scenario.cfg.algorithm.horizon
@@ -310,7 +310,7 @@ def _env_step(scenario: _Scenario) -> Iterator[Workload]:
 
 
 def _graphs(device: torch.device, *stateful: object) -> Graphs:
-    """Hold an iteration in one CUDA graph, as our training's rollout."""
+    """Capture an iteration in one CUDA graph, like our training's rollout."""
     from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 
     choice = GraphChoice("rollout", "CUDA device") if device.type == "cuda" else GraphChoice("off", device.type)
@@ -318,7 +318,7 @@ def _graphs(device: torch.device, *stateful: object) -> Graphs:
 
 
 def _time(phase: str, stepped: Any) -> PhaseTimer:
-    """Time `step` of envs or of a simulator from now on."""
+    """Time all further calls of `step` of envs or a simulator."""
     from gpusim_rl.run.timing import PhaseTimer
 
     timer, step = PhaseTimer(stepped.device), stepped.step
@@ -332,7 +332,7 @@ def _time(phase: str, stepped: Any) -> PhaseTimer:
 
 
 def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
-    """Return numbers in [0, 1), shape [ACTION_SETS, num_envs, size]."""
+    """Return random numbers in [0, 1), shape [ACTION_SETS, num_envs, size]."""
     import torch
 
     generator = torch.Generator(device).manual_seed(0)
@@ -354,7 +354,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
 
         def collect() -> None:
             trainer.collector.collect()
-            trainer.collector.timer.start()  # the logger, which would do this, is not asked
+            trainer.collector.timer.start()  # normally done by the logger
 
         env: Any = trainer.env
         settings = _sim_facts(env.sim, trainer.start.sim) | {
@@ -371,7 +371,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             settings |= {"epochs": ppo.epochs, "minibatches": algorithm.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
         env_steps = trainer.cfg.num_envs * ppo.horizon
-        in_env = None if trainer.collector.graphs.whole_rollout else _time("simulate", env)  # a replay calls no step
+        in_env = None if trainer.collector.graphs.whole_rollout else _time("simulate", env)  # replays skip step
         yield Workload(iterate, env_steps, settings, trainer.start.device, phases, trainer.collector.graphs, in_env)
 
 
@@ -396,5 +396,5 @@ def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # imports `throughput`, not its files
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # import `throughput` as a package, not its modules
     serve()

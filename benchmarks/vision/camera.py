@@ -3,11 +3,11 @@
     python benchmarks/vision/camera.py
     python benchmarks/vision/camera.py --rounds 5
 
-Writes camera.json. The ways to draw alternate within a round, each thread on its own CPU; ratios are within rounds.
-`cpu` is a thread's processor time for a frame of all envs: of one thread, and of two the longest, without shared work.
-OpenGL draws one env after another, without shadows and smooth edges; without a graphics card its driver uses the CPU.
+Writes camera.json. Renderers alternate within a round, each thread pinned to its own CPU; ratios are computed within
+rounds. `cpu` is CPU time per frame of all envs, without shared work; with two threads, that of the slower thread.
+OpenGL renders one env after another, without shadows and antialiasing; without a GPU, its driver uses the CPU.
 
-The committed data had priority over other work:
+The committed data was measured with raised priority:
 `setsid sh -c 'echo -20 > /proc/self/autogroup; python benchmarks/vision/camera.py'`.
 """
 
@@ -28,16 +28,16 @@ SCENES: dict[str, dict[str, Any]] = {
     "Cartpole": {"pos": (0.0, -4.0, 2.0), "target": (0.0, 0.0, 2.0)},
     "Go1Velocity": {"pos": (0.9, -1.1, 0.7), "target": (0.0, 0.0, 0.25)},
 }
-"""Tasks, and the place of the camera in their scenes."""
+"""Tasks, and the camera position in each scene."""
 SIZES = {32: 512, 64: 256, 84: 128}
-"""Pixels of a side, and the number of envs."""
+"""Image width and height [pixels], and number of envs."""
 OPENGL_ENVS = 16
-"""Envs that OpenGL draws in a round."""
+"""Envs that OpenGL renders per round."""
 ROUNDS = 15
 
 
 def make(task: str, pixels: int, num_envs: int, threads: int) -> Any:
-    """Return a simulator of a task's scene with a camera, in different states."""
+    """Return a simulator of a task's scene with a camera; states differ between envs."""
     import torch
 
     from gpusim_rl.api import prepare
@@ -60,7 +60,7 @@ def make(task: str, pixels: int, num_envs: int, threads: int) -> Any:
 
 
 def pinned(share: Callable[[], None], cpu: int) -> Callable[[], None]:
-    """Return a function that draws on one CPU."""
+    """Return a function that renders on one CPU."""
 
     def run() -> None:
         os.sched_setaffinity(0, {cpu})
@@ -70,13 +70,13 @@ def pinned(share: Callable[[], None], cpu: int) -> Callable[[], None]:
 
 
 def opengl(sim: Any, pixels: int) -> tuple[Callable[[], None], str]:
-    """Return a function that draws `OPENGL_ENVS` envs by MuJoCo's renderer, and OpenGL's name."""
+    """Return a function that renders `OPENGL_ENVS` envs with MuJoCo's renderer, and the OpenGL device name."""
     import importlib
 
     import mujoco
 
     model = copy.copy(sim.scene.model)
-    model.vis.quality.offsamples = 0  # smooth edges, which the cameras have not
+    model.vis.quality.offsamples = 0  # no antialiasing, as in the cameras
     data, renderer = mujoco.MjData(model), mujoco.Renderer(model, pixels, pixels)
     qpos = sim.qpos[:OPENGL_ENVS].numpy().astype(float)
 
@@ -97,7 +97,7 @@ def opengl(sim: Any, pixels: int) -> tuple[Callable[[], None], str]:
 
 
 def threads_of(sim: Any) -> dict[str, float]:
-    """Return milliseconds of processor time of the longest-drawing thread, and of the shared part."""
+    """Return the CPU time [ms] of the slowest thread, and of the shared part."""
     renderer = sim._cameras._made
     shares, took = renderer._shares, []
 
@@ -119,7 +119,7 @@ def threads_of(sim: Any) -> dict[str, float]:
 
 
 def measure(task: str, pixels: int, num_envs: int, rounds: int) -> dict[str, Any]:
-    """Return images per second of each way to draw, and the speed-up of two threads."""
+    """Return images per second of each renderer, and the speed-up with two threads."""
     sims = {threads: make(task, pixels, num_envs, threads) for threads in (1, 2)}
     gl, name = opengl(sims[1], pixels)
     ways = {"1 thread": sims[1].draw, "2 threads": sims[2].draw, "OpenGL": gl}
@@ -151,8 +151,8 @@ def measure(task: str, pixels: int, num_envs: int, rounds: int) -> dict[str, Any
 
 
 def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(description="Images per second of cameras on the CPU.")
+    """Run the benchmark and write camera.json."""
+    parser = argparse.ArgumentParser(description="Measure images per second of cameras on the CPU.")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
     os.environ.setdefault("MUJOCO_GL", "egl")

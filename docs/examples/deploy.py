@@ -25,9 +25,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder that tools/export.py wrote")
     parser.add_argument("--seconds", type=positive, help="simulated time [s] (default: 10)")
-    parser.add_argument("--command", type=finite, nargs="+", help="commands as on the card: x [m/s], y, yaw [rad/s]")
+    parser.add_argument("--command", type=finite, nargs="+", help="in policy.json order: x, y [m/s], yaw [rad/s]")
     parser.add_argument("--square", type=positive, metavar="SIDE", help="walk a square with sides of SIDE [m]")
-    parser.add_argument("--out", type=Path, help="path of the output, .mp4; needs imageio-ffmpeg")
+    parser.add_argument("--out", type=Path, help="output video (.mp4); needs imageio-ffmpeg")
     args = parser.parse_args(argv)
     if args.square and (args.command or args.seconds):
         parser.error("--square sets commands and time itself: remove --command and --seconds")
@@ -51,11 +51,11 @@ def positive(text: str) -> float:
 
 
 class Robot:
-    """The scene of the export in MuJoCo.
+    """MuJoCo simulation of the exported scene.
 
     Args:
         folder: Folder written by tools/export.py.
-        card: Its policy.json.
+        card: Content of policy.json.
     """
 
     def __init__(self, folder: Path, card: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Robot:
             if value is None or np.size(value) != part["size"]:
                 wrong.append(part["name"])
         if wrong or not self.parts:
-            raise SystemExit(f"{card['task']}: only the task computes {', '.join(wrong) or 'what it observes'}")
+            raise SystemExit(f"{card['task']}: only the task can compute {', '.join(wrong) or 'its observations'}")
 
     def column(self, control: str) -> int:
         """Return the column of data.ctrl for an actuator `a`, or for one of several controls, such as `a/1`."""
@@ -92,11 +92,11 @@ class Robot:
             number = 0
         else:
             actuator = self.model.actuator(name).id
-        first = getattr(self.model, "actuator_ctrladr", np.arange(self.model.nu))  # before MuJoCo 4 each has one
+        first = getattr(self.model, "actuator_ctrladr", np.arange(self.model.nu))  # one per actuator before MuJoCo 4
         return int(first[actuator]) + int(number)
 
     def read(self, source: str) -> Any:
-        """Return the current value of a card's source, or None for a source of a task."""
+        """Return the current value of an observation source, or None if only the task can compute it."""
         data = self.data
         match source.split():
             case ["sensor", name]:
@@ -125,7 +125,7 @@ class Robot:
         return None
 
     def observe(self) -> dict[str, Any]:
-        """Return all parts of the observation except the last action, in their units."""
+        """Return all observation terms except the last action, unscaled."""
         return {part["name"]: self.read(part["source"]) for part in self.parts if part["source"] != "last action"}
 
     def step(self, targets: dict[str, float]) -> None:
@@ -147,7 +147,7 @@ class Robot:
         return int(self.model.jnt_dofadr[self.base])
 
     def axes(self) -> np.ndarray:
-        """The base's axes in the world frame, as columns: forward, left, up."""
+        """Axes of the base in the world frame, as columns: forward, left, up."""
         rotation, first = np.zeros(9), self.model.jnt_qposadr[self.base]
         mujoco.mju_quat2Mat(rotation, self.data.qpos[first + 3 : first + 7])
         return rotation.reshape(3, 3)
@@ -163,7 +163,7 @@ class Robot:
 
 
 class Video:
-    """Recorder of the scene to an mp4 with 30 frames per second; no-op without a file."""
+    """Video recorder (mp4, 30 frames per second); no-op without a file."""
 
     def __init__(self, file: Path | None, robot: Robot) -> None:
         self.robot, self.writer, self.next = robot, None, 0.0
@@ -200,7 +200,7 @@ class Video:
 
 
 def load_policy(folder: Path) -> Any:
-    """Load the policy with the `policy.py` that was exported with it."""
+    """Load the policy, using the `policy.py` exported with it."""
     spec = importlib.util.spec_from_file_location("exported_policy", folder / "policy.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -225,7 +225,7 @@ def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[floa
 def outside(command: dict[str, float], ranges: dict[str, Any]) -> list[str]:
     """Return a warning for each command outside its trained range, if known."""
     return [
-        f"command {name} {value:g} is outside of the trained range [{low:g}, {high:g}]"
+        f"command {name} {value:g} is outside the trained range [{low:g}, {high:g}]"
         for name, value in command.items()
         for low, high in [ranges[name] or (value, value)]
         if any(command.values()) and not low - 1e-6 <= value <= high + 1e-6
@@ -233,7 +233,7 @@ def outside(command: dict[str, float], ranges: dict[str, Any]) -> list[str]:
 
 
 def run(robot: Robot, policy: Any, video: Video, seconds: float) -> np.ndarray:
-    """Run for a time or until a fall; return x and y velocity (base frame) and yaw rate, [steps, 3]."""
+    """Run for `seconds` or until a fall; return base-frame x, y velocity [m/s] and yaw rate [rad/s], [steps, 3]."""
     moved = []
     for _ in range(max(1, round(seconds * robot.card["control_hz"]))):
         _, targets = policy.act(robot.observe())
@@ -254,9 +254,7 @@ def main(argv: list[str] | None = None) -> None:
     policy = load_policy(args.folder)
     card = policy.card
     if not card.get("control"):
-        raise SystemExit(
-            f"{card.get('task')}: the card has no map to controls: only the task knows what an action does"
-        )
+        raise SystemExit(f"{card.get('task')}: policy.json has no mapping to controls: only the task can apply actions")
     legs = legs_of(args, card["commands"])
     for line in dict.fromkeys(line for _, command in legs for line in outside(command, card["commands"])):
         print(line)
@@ -278,7 +276,7 @@ def main(argv: list[str] | None = None) -> None:
                 line += f", {np.linalg.norm(robot.place() - corner):.2f} m from the corner"
         print(line)
         if robot.fell():
-            print(f"it fell after {robot.data.time:.1f} s")
+            print(f"robot fell after {robot.data.time:.1f} s")
             break
     video.close()
     print(f"joints at the end: {np.round(robot.data.qpos[robot.qpos], 3).tolist()}")

@@ -1,6 +1,6 @@
-"""Isaac Lab's Cartpole without files from a server: the robot is the one in Newton's wheel, and there is no ground.
+"""Isaac Lab's Cartpole without downloads: the robot comes from Newton's wheel, and there is no ground.
 
-Beside this file: python train.py task=IsaacLab env.id=offline_cartpole:Offline-Cartpole env.physics=newton_mjwarp
+Run in this folder: python train.py task=IsaacLab env.id=offline_cartpole:Offline-Cartpole env.physics=newton_mjwarp
 """
 
 from pathlib import Path

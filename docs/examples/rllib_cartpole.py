@@ -1,4 +1,4 @@
-"""Our Cartpole in PPO of RLlib, which steps our vector env: pip install "ray[rllib]" -e ".[gymnasium]".
+"""Train our Cartpole with RLlib's PPO, which steps our vector env: pip install "ray[rllib]" -e ".[gymnasium]".
 
 python docs/examples/rllib_cartpole.py
 """
@@ -13,7 +13,7 @@ NUM_ENVS, HORIZON = 64, 64
 config = (
     PPOConfig()
     .environment("gpusim_rl.connect.gymnasium_out:gpusim_rl/Cartpole-v0", env_config={"device": "cpu"})
-    # Stepped in this process; num_env_runners=2 would have two others, with 64 envs in each.
+    # Step envs in this process; num_env_runners=2 would start two more, each with 64 envs.
     .env_runners(num_env_runners=0, num_envs_per_env_runner=NUM_ENVS, gym_env_vectorize_mode="vector_entry_point")
     .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32, 32], vf_share_layers=False))
     .training(train_batch_size_per_learner=NUM_ENVS * HORIZON, minibatch_size=512, num_epochs=8)

@@ -18,7 +18,7 @@ from gpusim_rl.sim import Scene, Sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldConfig(TaskConfig):
-    """Values in Hold.yaml."""
+    """Settings of Hold; values are in Hold.yaml."""
 
     stiffness: float
     damping: float
