@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Commands, Parts, Task, TaskConfig
+from gpusim_rl.env import Commands, Task, TaskConfig, Terms
 from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.files.paths import robot_file
 from gpusim_rl.sim import Articulation, Scene, Sim
@@ -38,10 +38,10 @@ class AnymalConfig(TaskConfig):
 def scales(cfg: Any) -> dict[str, float]:
     """Return the scales of the observation terms that both Anymal tasks share."""
     names = {"lin_vel": "lin_vel", "ang_vel": "ang_vel", "command": "lin_vel", "command_yaw": "ang_vel"}
-    return {part: getattr(cfg, f"{name}_scale") for part, name in {**names, "joint_vel": "joint_vel"}.items()}
+    return {term: getattr(cfg, f"{name}_scale") for term, name in {**names, "joint_vel": "joint_vel"}.items()}
 
 
-def base_motion(robot: Articulation, down: Float[Tensor, "envs 3"]) -> Parts:
+def base_motion(robot: Articulation, down: Float[Tensor, "envs 3"]) -> Terms:
     """Return the base's velocities and the direction of gravity, base frame."""
     vectors = torch.stack([robot.root_lin_vel, down], dim=1)
     lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
@@ -138,9 +138,9 @@ class Anymal(Task[AnymalConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(torch.add(self.stance, action, alpha=self.cfg.action_scale))
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         robot = self.robot
-        parts = {
+        terms = {
             **base_motion(robot, self.down),
             "command": self.commands.value[:, :2],
             "command_yaw": self.commands.value[:, 2:],
@@ -148,7 +148,7 @@ class Anymal(Task[AnymalConfig]):
             "joint_vel": robot.joint_vel,
             "actions": self.actions,
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, dt, robot, command = self.cfg, self.dt, self.robot, self.commands.value

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Commands, Levels, Parts, Task, TaskConfig, control_steps
+from gpusim_rl.env import Commands, Levels, Task, TaskConfig, Terms, control_steps
 from gpusim_rl.env.math import quat_rotate_inverse, quat_yaw, wrap_angle
 from gpusim_rl.env.pushes import PushTimer
 from gpusim_rl.errors import ConfigError
@@ -190,10 +190,10 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(torch.add(self.stance, action, alpha=self.cfg.action_scale))
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         robot = self.robot
         yaw = quat_yaw(robot.root_quat)
-        parts = {
+        terms = {
             **base_motion(robot, self.down),
             "command": self._velocity()[0],
             "command_yaw": self._turn(yaw)[:, None],
@@ -202,7 +202,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
             "heights": self._heights(yaw),
             "actions": self.actions,
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, robot = self.cfg, self.robot

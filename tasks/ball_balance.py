@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -103,10 +103,10 @@ class BallBalance(Task[BallBalanceConfig]):
         self.knee_target.add_(action, alpha=self.dt * self.cfg.action_speed).clamp_(self.knee_low, self.knee_high)
         self.robot.actuate(self.knee_target)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         force, torque = self.tray.in_body_frame().split(3, dim=-1)
         hip_torque = torque - torch.linalg.cross(self.hips, force)
-        parts = {
+        terms = {
             "knee_pos": self.robot.joint_pos[:, self.knees],
             "knee_vel": self.robot.joint_vel[:, self.knees],
             "ball_pos": self.ball.root_pos,
@@ -114,7 +114,7 @@ class BallBalance(Task[BallBalanceConfig]):
             "tray_force": force.flatten(1),
             "hip_torque": hip_torque.flatten(1),
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         distance = self._distance()

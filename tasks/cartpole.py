@@ -9,7 +9,7 @@ from typing import ClassVar
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import masked_terms
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -77,10 +77,10 @@ class Cartpole(Task[CartpoleConfig]):
             action = 2.0 * action - 1.0
         self.robot.actuate(action * self.cfg.max_force)
 
-    def observe(self) -> dict[str, Tensor | Parts]:
+    def observe(self) -> dict[str, Tensor | Terms]:
         pos, vel = self.robot.joint_pos, self.robot.joint_vel
-        parts = {"cart_pos": pos[:, :1], "cart_vel": vel[:, :1], "pole_angle": pos[:, 1:], "pole_vel": vel[:, 1:]}
-        return {"policy": parts}
+        terms = {"cart_pos": pos[:, :1], "cart_vel": vel[:, :1], "pole_angle": pos[:, 1:], "pole_vel": vel[:, 1:]}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         angle = self.robot.joint_pos[:, 1]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from gpusim_rl.env import Parts
+from gpusim_rl.env import Terms
 from gpusim_rl.sim import Scene, Sim
 
 from .cartpole import Cartpole, CartpoleConfig
@@ -57,7 +57,7 @@ class CartpoleCamera(Cartpole):
         super().__init__(cfg, sim)
         self.camera = sim.camera("camera")
 
-    def observe(self) -> dict[str, Tensor | Parts]:
+    def observe(self) -> dict[str, Tensor | Terms]:
         state = super().observe()["policy"]
         image = self.camera.rgb if self.cfg.image == "rgb" else self.camera.depth_bytes(NEAR, FAR)
         return {"camera": image, "critic": state}

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import tolerance
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -85,17 +85,17 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action * self.cfg.max_force)
 
-    def observe(self) -> dict[str, Tensor | Parts]:
+    def observe(self) -> dict[str, Tensor | Terms]:
         pos, vel = self.robot.joint_pos, self.robot.joint_vel
         angle = pos[:, 1:]
-        parts = {
+        terms = {
             "cart_pos": pos[:, :1],
             "cart_vel": vel[:, :1],
             "pole_cos": angle.cos(),
             "pole_sin": angle.sin(),
             "pole_vel": vel[:, 1:],
         }
-        return {"policy": parts} if self.camera is None else {"camera": self.camera.rgb, "critic": parts}
+        return {"policy": terms} if self.camera is None else {"camera": self.camera.rgb, "critic": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         (cart, angle), spin = self.robot.joint_pos.unbind(dim=1), self.robot.joint_vel[:, 1]

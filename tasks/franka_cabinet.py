@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import masked_terms, unscale
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -112,15 +112,15 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
         self.targets.copy_(targets.clamp(self.joint_low, self.joint_high))
         self.robot.actuate(self.targets)
 
-    def observe(self) -> dict[str, Parts]:
-        parts = {
+    def observe(self) -> dict[str, Terms]:
+        terms = {
             "joint_pos": unscale(self.robot.joint_pos, self.joint_low, self.joint_high),
             "joint_vel": self.robot.joint_vel,
             "to_handle": self.handle.pos[:, 0] - self.hand.pos[:, 0],
             "drawer_pos": self.drawer.joint_pos,
             "drawer_vel": self.drawer.joint_vel,
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import masked_terms, operational_space_torque, quat_from_axis_angle, solve_positive_definite
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
@@ -155,9 +155,9 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         posture = POSTURE_STIFFNESS * (self.start[:7] - joint_pos) - 2.0 * math.sqrt(POSTURE_STIFFNESS) * joint_vel
         return operational_space_torque(self.dynamics.jacobian[..., :7], mass, acceleration, posture)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         cube_a, joints = self.cube_a, self.robot.joint_pos
-        parts = {
+        terms = {
             "cube_quat": cube_a.root_quat,
             "cube_pos": cube_a.root_pos,
             "to_cube_b": self.cube_b.root_pos - cube_a.root_pos,
@@ -165,7 +165,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
             "hand_quat": self.hand.quat[:, 0],
             "joint_pos": joints[:, 7:] if self.uses_osc else joints,
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Commands, Parts, Task, TaskConfig
+from gpusim_rl.env import Commands, Task, TaskConfig, Terms
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.settings.schema import Positive
 from gpusim_rl.sim import Scene, Sim
@@ -107,7 +107,7 @@ class FrankaReach(Task[FrankaReachConfig]):
         targets = targets.clamp(self.joint_low, self.joint_high)
         self.robot.actuate(torch.cat([targets, self.pose[:, ARM:]], dim=1))
 
-    def observe(self) -> dict[str, Tensor | Parts]:
+    def observe(self) -> dict[str, Tensor | Terms]:
         return {"policy": self._state()}
 
     def _state(self) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpusim_rl.env import Parts
+from gpusim_rl.env import Terms
 from gpusim_rl.sim import Scene, Sim
 
 from .franka_reach import FrankaReach, FrankaReachConfig
@@ -68,7 +68,7 @@ class FrankaReachCamera(FrankaReach):
         super().__init__(cfg, sim)
         self.camera = sim.camera("camera")
 
-    def observe(self) -> dict[str, Tensor | Parts]:
+    def observe(self) -> dict[str, Tensor | Terms]:
         state = self._state()
-        own = {name: part for name, part in state.items() if name != "target"}
+        own = {name: term for name, term in state.items() if name != "target"}
         return {"policy": own, "camera": self.camera.rgb, "critic": state, "teacher": state}

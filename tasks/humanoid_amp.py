@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import quat_multiply, quat_rotate
 from gpusim_rl.env.motions import Motions, read_clips
 from gpusim_rl.errors import ConfigError
@@ -135,7 +135,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         start = torch.zeros_like(pos[:, :2]), pos[:, 2:] + in_ground, quat, lin_vel, ang_vel, joint_pos, clip.joint_vel
         self.starts = torch.cat(start, dim=1).index_select(0, newest)
         self.start_sizes = [3, 4, 3, 3, len(pose), len(pose)]
-        ahead = _parts(self.features)["lin_vel"][:, 0].mean()
+        ahead = _terms(self.features)["lin_vel"][:, 0].mean()
         self.target_speed = ahead if cfg.target_speed is None else torch.full_like(ahead, cfg.target_speed)
 
         self.style = torch.zeros(self.num_envs, cfg.style_frames, self.features.shape[1], device=self.device)
@@ -161,9 +161,9 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(torch.addcmul(self.pose, action, self.reach))
 
-    def observe(self) -> dict[str, Tensor | Parts]:
+    def observe(self) -> dict[str, Tensor | Terms]:
         groups = {"style": self.style.flatten(1), "reference": self._history(self.reference).flatten(1)}
-        return {"policy": _parts(self.style[:, -1]), **groups}
+        return {"policy": _terms(self.style[:, -1]), **groups}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         forward = quat_rotate(self.robot.root_quat, self.axes[:, 0])
@@ -215,9 +215,9 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         x, y, z = vectors.unbind(dim=2)
         # rotate to the heading frame; c and s are the heading's cosine and sine
         turned = torch.stack([c * x + s * y, c * y - s * x, z], dim=2).flatten(1)
-        parts = pos[:, 2:], turned[:, :1], turned[:, 2:12], joint_pos, joint_vel, turned[:, 12:]
-        return torch.cat(parts, dim=1)
+        terms = pos[:, 2:], turned[:, :1], turned[:, 2:12], joint_pos, joint_vel, turned[:, 12:]
+        return torch.cat(terms, dim=1)
 
 
-def _parts(features: Float[Tensor, "rows features"]) -> Parts:
+def _terms(features: Float[Tensor, "rows features"]) -> Terms:
     return dict(zip(PARTS, features.split(list(PARTS.values()), dim=1), strict=True))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Curriculum, CurriculumConfig, Parts, Task, TaskConfig
+from gpusim_rl.env import Curriculum, CurriculumConfig, Task, TaskConfig, Terms
 from gpusim_rl.env.math import quat_angle, quat_difference, quat_from_uniform, scale
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
@@ -138,13 +138,13 @@ class InHand(Task[InHandConfig]):
         self.targets.lerp_(scale(action, self.target_low, self.target_high), self.cfg.moving_average)
         self.hand.actuate(self.targets)
 
-    def observe(self) -> dict[str, Parts]:
-        parts = self._parts()
+    def observe(self) -> dict[str, Terms]:
+        terms = self._terms()
         groups = {"policy": self.cfg.observation_type}
         if self.cfg.asymmetric:
             groups["critic"] = "full_state"
         names = {group: self.OBSERVATIONS[kind].split() for group, kind in groups.items()}
-        return {group: {name: parts[name] for name in own} for group, own in names.items()}
+        return {group: {name: terms[name] for name in own} for group, own in names.items()}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg, error, distance = self.cfg, self._rotation_error(), self._distance()
@@ -189,7 +189,7 @@ class InHand(Task[InHandConfig]):
     def _rotation_error(self) -> Float[Tensor, " envs"]:
         return quat_angle(self.cube.root_quat, self.goal_quat)
 
-    def _parts(self) -> Parts:
+    def _terms(self) -> Terms:
         """Return observation terms by name, shape [num_envs, size] each."""
         hand, cube = self.hand, self.cube
         to_goal = quat_difference(cube.root_quat, self.goal_quat)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -111,9 +111,9 @@ class Locomotion(Task[Cfg]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         robot = self.robot
-        parts = {
+        terms = {
             **self._torso(),
             "joint_pos": (robot.joint_pos - self.joint_middle) / self.joint_range,
             "joint_vel": robot.joint_vel,
@@ -121,7 +121,7 @@ class Locomotion(Task[Cfg]):
             "foot_wrench": self.feet.in_body_frame().flatten(1),
             "actions": self.actions,
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         to_target, distance = self._to_target()
@@ -154,7 +154,7 @@ class Locomotion(Task[Cfg]):
     def _at_limit(self) -> Float[Tensor, " envs"]:
         """Return the (possibly weighted) number of joints at their limits."""
 
-    def _torso(self) -> Parts:
+    def _torso(self) -> Terms:
         """Return the first 12 numbers of the observation: height, velocities, angles, directions."""
         robot = self.robot
         to_target, distance = self._to_target()

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import wrap_angle
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
@@ -75,7 +75,7 @@ class Pendulum(Task[PendulumConfig]):
         self.state_cost[1].copy_(self.cfg.velocity_cost * velocity.square())
         self.robot.actuate(action * self.cfg.max_torque)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         angle = self.robot.joint_pos
         return {"policy": {"cos": angle.cos(), "sin": angle.sin(), "ang_vel": self.robot.joint_vel}}
 

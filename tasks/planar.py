@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -62,18 +62,18 @@ class Planar(Task[Cfg]):
         self.x_before.copy_(self.robot.joint_pos[:, 0])
         self.robot.actuate(action)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         joint_pos, joint_vel, limit = self.robot.joint_pos, self.robot.joint_vel, self.cfg.max_observed_vel
         if limit is not None:
             joint_vel = joint_vel.clamp(-limit, limit)
-        parts = {
+        terms = {
             "height": joint_pos[:, 1:2],
             "angle": joint_pos[:, 2:3],
             "joint_pos": joint_pos[:, 3:],
             "lin_vel": joint_vel[:, :2],
             "ang_vel": joint_vel[:, 2:],
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         cfg = self.cfg

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Articulation, Scene, Sim
@@ -40,15 +40,15 @@ class Flight(Task[Cfg]):
     def _way(self) -> Float[Tensor, "envs 3"]:
         """Return the vector to the target [m]."""
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         robot = self.robot
-        parts = {
+        terms = {
             "to_target": self._way() / 3.0,
             "quat": robot.root_quat,
             "lin_vel": robot.root_lin_vel / 2.0,
             "ang_vel": robot.root_ang_vel / math.pi,
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         near = 1.0 / (1.0 + self._distance().square())
@@ -145,7 +145,7 @@ class Quadcopter(Flight[QuadcopterConfig]):
         force = torch.nn.functional.pad(self.thrust[..., None], (2, 0))
         self.rotors.apply_wrench(quat_rotate(self.rotors.quat, force))
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         return {"policy": {**super().observe()["policy"], "rotor_pos": self.robot.joint_pos}}
 
     def _way(self) -> Float[Tensor, "envs 3"]:

@@ -83,11 +83,11 @@ class ShadowHand(InHand):
         self.tip_contacts = self.hand.contacts(FINGERTIPS)
         self.scales = {**self.scales, "tip_force": cfg.force_scale}
 
-    def _parts(self) -> dict[str, Float[Tensor, "envs _"]]:
+    def _terms(self) -> dict[str, Float[Tensor, "envs _"]]:
         tips, pos = self.tips, self.tips.pos
         state = torch.cat([pos, tips.quat, tips.lin_vel, tips.ang_vel], dim=2)
         return {
-            **super()._parts(),
+            **super()._terms(),
             "tip_pos": pos.flatten(1),
             "tip_state": state.flatten(1),
             "tip_force": self.tip_contacts.in_body_frame().flatten(1),

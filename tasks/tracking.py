@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Parts, TaskConfig
+from gpusim_rl.env import TaskConfig, Terms
 from gpusim_rl.env.math import (
     quat_angle,
     quat_conjugate,
@@ -284,7 +284,7 @@ class TrackingTask(Legged[TrackingConfig]):
         around = self.pose if self.cfg.action_around == "pose" else self._frame().joint_pos
         self.body.actuate(torch.addcmul(around, action, self.scale) - self.encoder_bias)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         body, frame = self.body, self._frame()
         pos, quat = self.followed.pos, self.followed.quat
         at, at_clip = pos[:, self.anchor_index], frame.body_pos[:, self.anchor_index]

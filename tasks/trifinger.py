@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import Curriculum, CurriculumConfig, Parts, Task, TaskConfig
+from gpusim_rl.env import Curriculum, CurriculumConfig, Task, TaskConfig, Terms
 from gpusim_rl.env.math import quat_angle, quat_from_axis_angle, quat_from_uniform, quat_rotate
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import assets_dir
@@ -177,7 +177,7 @@ class Trifinger(Task[TrifingerConfig]):
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         robot, cube, goal, tips = self.robot, self.cube, self.goal, self.tips
         poses = [cube.root_pos, cube.root_quat, goal.root_pos, goal.root_quat]
         state = torch.cat([robot.joint_pos, robot.joint_vel, *poses, self.actions], dim=1)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.env import AtSite, Levels, Parts, PerBody, TaskConfig
+from gpusim_rl.env import AtSite, Levels, PerBody, TaskConfig, Terms
 from gpusim_rl.env.command import CommandConfig, VelocityCommands
 from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.env.pushes import PushConfig, RootPushes
@@ -254,7 +254,7 @@ class VelocityTask(Legged[VelocityConfig]):
 
     @classmethod
     def _hits(cls, cfg: VelocityConfig) -> dict[str, tuple[str, ...]]:
-        """Return the parts that must not touch the ground, by term (`fall`: termination)."""
+        """Return the terms that must not touch the ground, by term (`fall`: termination)."""
         robot, weights = cls.robot, cfg.all_weights
         if "shank_contact" in weights and not robot.shanks:
             of = "rough_weights" if cfg.terrain == "rough" and "shank_contact" in cfg.rough_weights else "weights"
@@ -357,9 +357,9 @@ class VelocityTask(Legged[VelocityConfig]):
         # A servo moves the joint until the biased encoder reads the target.
         self.body.actuate(torch.addcmul(self.pose, action, self.scale) - self.encoder_bias)
 
-    def observe(self) -> dict[str, Tensor | Parts]:
+    def observe(self) -> dict[str, Tensor | Terms]:
         body, force = self.body, _stacked(self.feet)[..., 1:]
-        parts = {
+        terms = {
             "lin_vel": self.lin_vel.data,
             "ang_vel": self.ang_vel.data,
             "gravity": torch.stack([axis.data[:, 2] for axis in self.axes], dim=1).neg_(),
@@ -370,15 +370,15 @@ class VelocityTask(Legged[VelocityConfig]):
         }
         if self.ground is not None:
             heights = body.root_pos[:, 2:] - self._scan(self.scan_points)
-            parts["heights"] = heights.clamp_(-SCAN_RANGE, SCAN_RANGE) / SCAN_RANGE
+            terms["heights"] = heights.clamp_(-SCAN_RANGE, SCAN_RANGE) / SCAN_RANGE
         privileged = {
             "foot_height": self._foot_height(),
             "air_time": self.air_time,
             "contact": self.touched.float(),
             "contact_force": torch.copysign(force.abs().log1p(), force).flatten(1),
         }
-        seen = {**parts, "joint_pos": parts["joint_pos"] + self.encoder_bias}
-        groups: dict[str, Tensor | Parts] = {"policy": seen, "critic": {**parts, **privileged}}
+        seen = {**terms, "joint_pos": terms["joint_pos"] + self.encoder_bias}
+        groups: dict[str, Tensor | Terms] = {"policy": seen, "critic": {**terms, **privileged}}
         if self.eye is not None and self.robot.eye is not None:
             groups["depth"] = self.eye.depth_bytes(self.robot.eye.near, self.robot.eye.far)
         return groups

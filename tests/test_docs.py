@@ -382,7 +382,7 @@ def test_documented_robot_learns(my_robot):
     [command] = [text for text in commands("docs/your_robot.md") if "export.py runs/Follow" in text]
     shell(command.replace("tools/", f"{ROOT}/tools/"), my_robot.parent)
     card = json.loads((run / "export" / "policy.json").read_text())
-    assert [part["unit"] for part in card["observation"]["parts"]] == ["rad", "rad/s", "rad/s", "rad"]
+    assert [term["unit"] for term in card["observation"]["terms"]] == ["rad", "rad/s", "rad/s", "rad"]
 
 
 def test_robot_mistakes_raise_documented_errors(my_robot):

@@ -320,7 +320,7 @@ def spec_of(env: VecEnv) -> EnvSpec:
     from gpusim_rl.env.observations import number_names
     from gpusim_rl.learn.algorithm import EnvSpec
 
-    names = number_names(env.obs_sizes, env.obs_parts)
+    names = number_names(env.obs_sizes, env.obs_terms)
     spaces = env.num_envs, env.obs_sizes, env.action_space
     return EnvSpec(*spaces, env.max_episode_length, task=env.name, dt=env.task.dt, obs_names=names)
 

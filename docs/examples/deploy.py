@@ -59,7 +59,7 @@ class Robot:
     """
 
     def __init__(self, folder: Path, card: dict[str, Any]) -> None:
-        self.card, self.parts = card, card["observation"].get("parts", [])
+        self.card, self.terms = card, card["observation"].get("terms", [])
         self.model = mujoco.MjModel.from_xml_path(str(folder / card["files"]["scene"]))
         self.model.opt.timestep = 1.0 / card["physics_hz"]
         self.data = mujoco.MjData(self.model)
@@ -78,11 +78,11 @@ class Robot:
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:], self.data.qvel[:] = card["start"]["qpos"], card["start"]["qvel"]
         wrong = []
-        for part in self.parts:
-            value = self.read(part["source"])
-            if value is None or np.size(value) != part["size"]:
-                wrong.append(part["name"])
-        if wrong or not self.parts:
+        for term in self.terms:
+            value = self.read(term["source"])
+            if value is None or np.size(value) != term["size"]:
+                wrong.append(term["name"])
+        if wrong or not self.terms:
             raise SystemExit(f"{card['task']}: only the task can compute {', '.join(wrong) or 'its observations'}")
 
     def column(self, control: str) -> int:
@@ -126,7 +126,7 @@ class Robot:
 
     def observe(self) -> dict[str, Any]:
         """Return all observation terms except the last action, unscaled."""
-        return {part["name"]: self.read(part["source"]) for part in self.parts if part["source"] != "last action"}
+        return {term["name"]: self.read(term["source"]) for term in self.terms if term["source"] != "last action"}
 
     def step(self, targets: dict[str, float]) -> None:
         """Take one control step."""

@@ -1,7 +1,7 @@
 """MDP layer: `Task`, the template that users subclass, and `VecEnv`, which runs it."""
 
 from gpusim_rl.env.command import Commands, Curriculum, CurriculumConfig, Levels, Steerable, VelocityCommands
-from gpusim_rl.env.environment import Environment, Parts, Step
+from gpusim_rl.env.environment import Environment, Step, Terms
 from gpusim_rl.env.mirrors import AtSite, PerBody
 from gpusim_rl.env.ray_sensors import RayCaster
 from gpusim_rl.env.stateful import Stateful
@@ -15,7 +15,6 @@ __all__ = [
     "CurriculumConfig",
     "Environment",
     "Levels",
-    "Parts",
     "PerBody",
     "RayCaster",
     "Stateful",
@@ -23,6 +22,7 @@ __all__ = [
     "Step",
     "Task",
     "TaskConfig",
+    "Terms",
     "VecEnv",
     "VelocityCommands",
     "control_steps",

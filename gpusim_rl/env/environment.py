@@ -20,7 +20,7 @@ from gpusim_rl.spaces import ActionSpace, ImageShape
 Observation = dict[str, Tensor]
 """Groups by name: `policy`, `critic` (optional), [num_envs, size]; images uint8 [num_envs, height, width, channels]."""
 
-Parts = dict[str, Float[Tensor, "envs _"]]
+Terms = dict[str, Float[Tensor, "envs _"]]
 """Terms of an observation group by name, in order, shape [num_envs, size] each."""
 
 

@@ -47,7 +47,7 @@ class HookChecks:
             if not isinstance(value, dict):
                 self._tensor(label, value, (self._num_envs, self._groups.sizes.get(group)), torch.float32)
                 continue
-            sizes = {part.name: part.size for part in self._groups.observed.get(group, ())}
+            sizes = {term.name: term.size for term in self._groups.observed.get(group, ())}
             if not value or (sizes and list(value) != list(sizes)):
                 expected = f"the terms {list(sizes)}" if sizes else "named terms"
                 raise TaskError(key=label, expected=expected, got=list(value))
@@ -78,8 +78,8 @@ class HookChecks:
         for group, value in obs.items():
             if is_image(value):
                 continue
-            parts = self._groups.parts.get(group, ())
-            columns = [part.name for part in parts for _ in range(part.size * part.history)]
+            terms = self._groups.terms.get(group, ())
+            columns = [term.name for term in terms for _ in range(term.size * term.history)]
             self.finite(f"{self._name}.observe()", repr(group), value, columns)
 
     def finite_terms(self, terms: Mapping[str, Tensor]) -> None:

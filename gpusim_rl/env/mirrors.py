@@ -64,15 +64,15 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
     maps = {}
     for group in env.obs_sizes:
         index, signs, terms = [], [], []
-        sizes = {part.name: part.size * part.history for part in env.obs_parts.get(group, ())}
+        sizes = {term.name: term.size * term.history for term in env.obs_terms.get(group, ())}
         columns = dict(zip(sizes, itertools.pairwise([0, *itertools.accumulate(sizes.values())]), strict=True))
-        for part in env.obs_parts.get(group, ()):
-            frame = kinds.term_map(part.name, part.size)
-            for first in range(len(index), len(index) + part.size * part.history, part.size):
+        for term in env.obs_terms.get(group, ()):
+            frame = kinds.term_map(term.name, term.size)
+            for first in range(len(index), len(index) + term.size * term.history, term.size):
                 index += [first + i for i in frame.sources]
                 signs += frame.signs
                 terms += [(first + row, first + source, factor) for row, source, factor in frame.terms]
-                terms += kinds.omega_terms(part.name, first, columns)
+                terms += kinds.omega_terms(term.name, first, columns)
         if not signs:
             raise TaskError("a mirror image requires named terms", key=f"{env.name}.observe()[{group!r}]")
         maps[group] = SignedPermutation(index, signs, terms)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Noise, VectorNoise, parse
-from gpusim_rl.env.environment import Observation, Parts
+from gpusim_rl.env.environment import Observation, Terms
 from gpusim_rl.env.image_noise import ImageNoise
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import SeededDraws
@@ -23,7 +23,7 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count, Natural
 from gpusim_rl.spaces import ImageShape
 
-TaskObservation = Mapping[str, Tensor | Parts]
+TaskObservation = Mapping[str, Tensor | Terms]
 """Observation groups of a task by name: a tensor [num_envs, size], named terms, or images."""
 
 TEACHER = "teacher"
@@ -31,7 +31,7 @@ TEACHER = "teacher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartSettings:
+class TermSettings:
     """Settings of a term in `task.observations`."""
 
     noise: Any = None  # standard deviation, bounds [low, high] of uniform noise, or IsaacGymEnvs' settings [unit]
@@ -41,7 +41,7 @@ class PartSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservationPart:
+class ObservationTerm:
     """Observation term: the components of a sensor, times the frames of its history."""
 
     name: str
@@ -65,8 +65,8 @@ class ObservationGroups:
         self._scales: dict[str, Tensor] = {}  # of groups with scaled terms
         self.sizes: dict[str, int] = {}  # of numeric groups
         self.images: dict[str, ImageShape] = {}
-        self.parts: dict[str, tuple[ObservationPart, ...]] = {}  # terms by group, in order
-        self.observed: dict[str, tuple[ObservationPart, ...]] = {}  # `parts` as the task observes them
+        self.terms: dict[str, tuple[ObservationTerm, ...]] = {}  # terms by group, in order
+        self.observed: dict[str, tuple[ObservationTerm, ...]] = {}  # `terms` as the task observes them
         self._dropped: set[str] = set()
         self.sensors: SensorModel | None = None
         self.image_noise: ImageNoise | None = None
@@ -75,48 +75,48 @@ class ObservationGroups:
         """Determine the groups from a first observation; raise TaskError or ConfigError for unknown terms or keys."""
         task, name = self._task, type(self._task).__name__
         named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
-        known = {part for parts in named.values() for part in parts} | task.units.keys()  # units of any mode
+        known = {term for terms in named.values() for term in terms} | task.units.keys()  # units of any mode
         for attribute in ("scales", "sources"):
-            for part in getattr(task, attribute):
-                if part not in known:
-                    key, hint = f"{name}.{attribute}[{part!r}]", did_you_mean(part, known)
+            for term in getattr(task, attribute):
+                if term not in known:
+                    key, hint = f"{name}.{attribute}[{term!r}]", did_you_mean(term, known)
                     raise TaskError("observe() has no such term", key=key, hint=hint)
         for group, value in obs.items():
             if is_image(value):
                 height, width, channels = value.shape[1:]
                 self.images[group] = height, width, channels
-        terms = [*named.get("policy", {}), *self.images]
-        for part in self._settings:
-            if part not in terms:
-                hint = f"{did_you_mean(part, terms)} Available: {', '.join(terms) or 'none, its terms are unnamed'}"
-                key = f"task.observations.{part}"
+        own = [*named.get("policy", {}), *self.images]
+        for term in self._settings:
+            if term not in own:
+                hint = f"{did_you_mean(term, own)} Available: {', '.join(own) or 'none, its terms are unnamed'}"
+                key = f"task.observations.{term}"
                 raise ConfigError("the policy's observation has no such term", key=key, hint=hint)
         image_settings = {group: self._settings[group] for group in self.images if group in self._settings}
-        part_settings = {part: settings for part, settings in self._settings.items() if part not in image_settings}
+        term_settings = {term: settings for term, settings in self._settings.items() if term not in image_settings}
         if image_settings:
             self.image_noise = ImageNoise(image_settings, self.images, task.num_envs, task.device, self._seed)
-        for group, parts in named.items():
-            settings = part_settings if group == "policy" else {}
+        for group, terms in named.items():
+            settings = term_settings if group == "policy" else {}
             self.observed[group] = tuple(
-                _described(task, part, value.shape[1], settings.get(part, {})) for part, value in parts.items()
+                _described(task, term, value.shape[1], settings.get(term, {})) for term, value in terms.items()
             )
-            scales = [part.scale for part in self.observed[group] for _ in range(part.size)]
+            scales = [term.scale for term in self.observed[group] for _ in range(term.size)]
             if any(scale != 1.0 for scale in scales):
                 self._scales[group] = torch.tensor(scales, device=task.device)
-        self.parts.update(self.observed)
-        self._dropped = {part for part, settings in part_settings.items() if not settings.get("used", True)}
+        self.terms.update(self.observed)
+        self._dropped = {term for term, settings in term_settings.items() if not settings.get("used", True)}
         if self._dropped:
             if TEACHER in obs:
                 problem = f"the group {TEACHER!r} is reserved for the terms that task.observations drops"
                 raise TaskError(problem, key=f"{name}.observe()")
             if not named["policy"].keys() - self._dropped:
                 raise ConfigError("drops all terms of the policy's observation", key="task.observations")
-            self.parts[TEACHER] = self.observed["policy"]
-            self.parts["policy"] = tuple(part for part in self.parts[TEACHER] if part.name not in self._dropped)
-        if part_settings or (self._noise is not None and "policy" in obs):
+            self.terms[TEACHER] = self.observed["policy"]
+            self.terms["policy"] = tuple(term for term in self.terms[TEACHER] if term.name not in self._dropped)
+        if term_settings or (self._noise is not None and "policy" in obs):
             size = self._join(obs["policy"]).shape[1]
-            parts = self.observed.get("policy", ())
-            self.sensors = SensorModel(parts, size, self._noise, task, self._seed)
+            terms = self.observed.get("policy", ())
+            self.sensors = SensorModel(terms, size, self._noise, task, self._seed)
         self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items() if not is_image(value)})
 
     def read(self, obs: TaskObservation, *, clean: bool = False) -> Observation:
@@ -135,14 +135,14 @@ class ObservationGroups:
         if "policy" not in joined:  # images only
             joined["policy"] = torch.zeros(self._task.num_envs, 0, device=self._task.device)
         if self._dropped:
-            parts, joined[TEACHER] = self.observed["policy"], joined["policy"]
-            pieces = joined[TEACHER].split([part.size * (1 if clean else part.history) for part in parts], dim=1)
-            used = [piece for piece, part in zip(pieces, parts, strict=True) if part.name not in self._dropped]
+            terms, joined[TEACHER] = self.observed["policy"], joined["policy"]
+            pieces = joined[TEACHER].split([term.size * (1 if clean else term.history) for term in terms], dim=1)
+            used = [piece for piece, term in zip(pieces, terms, strict=True) if term.name not in self._dropped]
             joined["policy"] = torch.cat(used, dim=1)
         return joined
 
     @staticmethod
-    def _join(value: Tensor | Parts) -> Tensor:
+    def _join(value: Tensor | Terms) -> Tensor:
         return value if isinstance(value, Tensor) else torch.cat(list(value.values()), dim=1)
 
 
@@ -156,30 +156,30 @@ class SensorModel(SeededDraws):
     _stream = 1 << 33
 
     def __init__(
-        self, parts: Sequence[ObservationPart], size: int, whole: Noise | None, task: Task[Any], seed: int
+        self, terms: Sequence[ObservationTerm], size: int, whole: Noise | None, task: Task[Any], seed: int
     ) -> None:
         num_envs, device = task.num_envs, task.device
-        self._settings = [dataclasses.asdict(settings) for settings in (*parts, *([whole] if whole else []))]
+        self._settings = [dataclasses.asdict(settings) for settings in (*terms, *([whole] if whole else []))]
         self._random = EnvRandom(num_envs, device, seed + self._stream)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the run, for schedules
-        self._frames = max((part.delay[1] + part.history for part in parts), default=1)
-        self._least = torch.tensor([part.delay[0] for part in parts], device=device)
-        self._spread = torch.tensor([part.delay[1] - part.delay[0] + 1 for part in parts], device=device)
-        self.delays = torch.zeros(num_envs, len(parts), dtype=torch.int64, device=device)  # control steps
+        self._frames = max((term.delay[1] + term.history for term in terms), default=1)
+        self._least = torch.tensor([term.delay[0] for term in terms], device=device)
+        self._spread = torch.tensor([term.delay[1] - term.delay[0] + 1 for term in terms], device=device)
+        self.delays = torch.zeros(num_envs, len(terms), dtype=torch.int64, device=device)  # control steps
         self._ring = torch.zeros(self._frames, num_envs, size, device=device) if self._frames > 1 else None
         self._newest = torch.zeros(1, dtype=torch.int64, device=device)  # index of the newest frame
         self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)  # episode has just begun
         # For each entry of the observation: column in a frame, term, and age of its frame without the delay.
-        ends = itertools.accumulate(part.size for part in parts)
+        ends = itertools.accumulate(term.size for term in terms)
         numbers = [
             (column, owner, age)
-            for owner, (part, end) in enumerate(zip(parts, ends, strict=True))
-            for age in reversed(range(part.history))
-            for column in range(end - part.size, end)
+            for owner, (term, end) in enumerate(zip(terms, ends, strict=True))
+            for age in reversed(range(term.history))
+            for column in range(end - term.size, end)
         ]
         self._columns, self._owners, self._ages = torch.tensor(numbers, device=device).view(-1, 3).unbind(dim=1)
         self._envs = torch.arange(num_envs, device=device)[:, None]
-        noises = [part.noise for part in parts for _ in range(part.size)]
+        noises = [term.noise for term in terms for _ in range(term.size)]
         self._noise = VectorNoise(noises, num_envs, device) if any(noises) else None
         self._whole_noise = VectorNoise([whole] * (len(numbers) or size), num_envs, device) if whole else None
         self._draw_step()
@@ -236,19 +236,19 @@ def is_image(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dtype == torch.uint8
 
 
-def number_names(sizes: Mapping[str, int], parts: Mapping[str, Sequence[ObservationPart]]) -> dict[str, list[str]]:
+def number_names(sizes: Mapping[str, int], terms: Mapping[str, Sequence[ObservationTerm]]) -> dict[str, list[str]]:
     """Name the columns of every observation group: `term[i]`."""
     names = {}
     for group, size in sizes.items():
-        counts = [(part.name, part.size * part.history) for part in parts.get(group, ())] or [(group, size)]
+        counts = [(term.name, term.size * term.history) for term in terms.get(group, ())] or [(group, size)]
         names[group] = [f"{name}[{n}]" for name, count in counts for n in range(count)]
     return names
 
 
-def _described(task: Task[Any], name: str, size: int, settings: Any) -> ObservationPart:
+def _described(task: Task[Any], name: str, size: int, settings: Any) -> ObservationTerm:
     key = f"task.observations.{name}"
-    checked = build(PartSettings, settings, key)
-    return ObservationPart(
+    checked = build(TermSettings, settings, key)
+    return ObservationTerm(
         name=name,
         size=size,
         unit=task.units.get(name, ""),

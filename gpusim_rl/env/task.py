@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from gpusim_rl.env.environment import Environment, Parts
+from gpusim_rl.env.environment import Environment, Terms
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import restore_state, saved_state
 from gpusim_rl.errors import ConfigError
@@ -133,7 +133,7 @@ class Task(ABC, Generic[Cfg]):
         """Set targets, torques or forces for this control step; `cfg.randomize` may delay the actions and add noise."""
 
     @abstractmethod
-    def observe(self) -> Float[Tensor, "envs obs"] | Mapping[str, Tensor | Parts]:
+    def observe(self) -> Float[Tensor, "envs obs"] | Mapping[str, Tensor | Terms]:
         """Return the observation, shape [num_envs, size], or a dict of groups.
 
         Groups are `policy`, and optionally `critic` for an asymmetric critic: a tensor, or a dict of named terms,

@@ -45,7 +45,7 @@ class VecEnv(Environment):
         check: Whether every step checks that all values are finite. Synchronises with the device: for debugging.
 
     Attributes:
-        obs_parts: Observation terms by group, in order; known after `reset`.
+        obs_terms: Observation terms by group, in order; known after `reset`.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
         staggered: Envs whose episode began in the middle of its time limit, bool [num_envs].
         nan_guard: State and action before the first divergence.
@@ -90,7 +90,7 @@ class VecEnv(Environment):
             self.stateful = [self.task, self.reached]
         noise = None if self.randomizer is None else self.randomizer.observations
         self._groups = ObservationGroups(self.task, cfg.observations, noise, seed)
-        self.obs_sizes, self.obs_parts, self.images = self._groups.sizes, self._groups.parts, self._groups.images
+        self.obs_sizes, self.obs_terms, self.images = self._groups.sizes, self._groups.terms, self._groups.images
         self._checks = HookChecks(self.task, self._groups)
         self._check_values = check
         self._obs: Observation = {}

@@ -96,13 +96,13 @@ def _provenance(player: Player) -> dict[str, Any]:
 
 def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
     card: dict[str, Any] = {"group": "policy", "size": env.obs_sizes["policy"], "clip": limit}
-    parts = env.obs_parts.get("policy", ()) if isinstance(env, VecEnv) else ()
-    if parts:  # in order; `history` frames of `size` numbers, oldest first, all times `scale`
+    terms = env.obs_terms.get("policy", ()) if isinstance(env, VecEnv) else ()
+    if terms:  # in order; `history` frames of `size` numbers, oldest first, all times `scale`
         keys = ("name", "size", "unit", "scale", "history")
         assert isinstance(env, VecEnv)
         sources = env.task.sources
-        card["parts"] = [
-            {**{key: getattr(part, key) for key in keys}, "source": sources.get(part.name, "task")} for part in parts
+        card["terms"] = [
+            {**{key: getattr(term, key) for key in keys}, "source": sources.get(term.name, "task")} for term in terms
         ]
     if env.images:  # uint8, channels last
         card["images"] = {group: list(shape) for group, shape in env.images.items()}
@@ -111,7 +111,7 @@ def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
 
 def _commands(env: VecEnv) -> dict[str, list[float] | None]:
     """Return the range of each command in the sources at this training stage; None if unknown."""
-    sources = [env.task.sources.get(part.name, "") for part in env.obs_parts.get("policy", ())]
+    sources = [env.task.sources.get(term.name, "") for term in env.obs_terms.get("policy", ())]
     names = [name for source in sources if source.startswith("command ") for name in source.split()[1:]]
     target = steerable(env.task)
     ranges = {} if target is None else {key.partition(" [")[0]: [*limits] for key, limits in target.controls().items()}

@@ -59,8 +59,8 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
         raise ConfigError(problem, key=key, hint=f"{hint} and look up joints by name on the card")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for _, a in control_names(model)]
-    parts = env.obs_parts.get("policy", ())
-    if unknown := [part.name for part in parts if part.name not in sources] or not parts:
+    terms = env.obs_terms.get("policy", ())
+    if unknown := [term.name for term in terms if term.name not in sources] or not terms:
         raise ConfigError(f"the task does not declare the `sources` of {unknown}", key=key)
     columns = () if control is None else control.source
     if control is None or sorted(driven) != joints or sorted(columns) != [*range(len(joints))]:
@@ -69,10 +69,10 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     actuators = [driven.index(joints[i]) for i in order]
     actions = [columns[a] for a in actuators]
     obs = list[int]()
-    for part in parts:
-        per_joint = sources[part.name].startswith(("joint positions", "joint velocities"))
-        frame = order if per_joint else actions if sources[part.name] == "last action" else range(part.size)
-        for _ in range(part.history):
+    for term in terms:
+        per_joint = sources[term.name].startswith(("joint positions", "joint velocities"))
+        frame = order if per_joint else actions if sources[term.name] == "last action" else range(term.size)
+        for _ in range(term.history):
             first = len(obs)
             obs += [first + i for i in frame]
     return JointOrder(vendor, tuple(order), tuple(actuators), tuple(actions), tuple(obs))

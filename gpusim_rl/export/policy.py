@@ -4,7 +4,7 @@
     policy.reset()  # at the start of each episode
     action, targets = policy.act({"joint_pos": [...], "command": [0.5, 0.0, 0.0], ...})
 
-`policy.json` lists the parts of the observation with their units, and the joint order of all arrays.
+`policy.json` lists the terms of the observation with their units, and the joint order of all arrays.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DeployedPolicy:
     def __init__(self, folder: str | Path = Path(__file__).parent, plain: bool = False) -> None:
         folder = Path(folder)
         self.card = json.loads(content(folder, "policy.json"))
-        self.parts = self.card["observation"].get("parts", [])
+        self.terms = self.card["observation"].get("terms", [])
         self._images = self.card["observation"].get("images", {})
         files = self.card["files"]
         if onnxruntime is not None and not plain:
@@ -84,13 +84,13 @@ class DeployedPolicy:
         """Return the action, and the control of each actuator by its joint: a servo's target [rad or m].
 
         Args:
-            obs: Raw values of each part in its unit, without scale and history, and images by group, uint8 [height,
-                width, channels]. The last action is optional. A policy without named parts takes all numbers in order,
+            obs: Raw values of each term in its unit, without scale and history, and images by group, uint8 [height,
+                width, channels]. The last action is optional. A policy without named terms takes all numbers in order,
                 under the key `policy` if there are also images.
         """
         images = {name: self.image(name, obs.get(name)) for name in self._images}
         numbers = obs.get("policy", ()) if images else obs
-        numbers = self.observation(obs) if self.parts else np.asarray(numbers, np.float32)
+        numbers = self.observation(obs) if self.terms else np.asarray(numbers, np.float32)
         inputs = {"obs": numbers[None], **images, **self._state}
         action, *rest = self._run(inputs)
         self._state = dict(zip(self._state, rest[len(rest) - len(self._state) :], strict=True))
@@ -108,17 +108,17 @@ class DeployedPolicy:
         return array[None]
 
     def observation(self, obs: Mapping[str, Any]) -> np.ndarray:
-        """Return the network input: all parts in order, scaled, each with its history."""
+        """Return the network input: all terms in order, scaled, each with its history."""
         joined = []
-        for part in self.parts:
-            value = obs.get(part["name"], self.action if part["source"] == "last action" else None)
-            if value is None or np.size(value) != part["size"]:
+        for term in self.terms:
+            value = obs.get(term["name"], self.action if term["source"] == "last action" else None)
+            if value is None or np.size(value) != term["size"]:
                 got = "nothing" if value is None else f"{np.size(value)} numbers"
-                raise ValueError(f"observation part {part['name']!r}: expected {part['size']} numbers, got {got}")
-            frame = np.asarray(value, np.float32).ravel() * np.float32(part["scale"])
+                raise ValueError(f"observation term {term['name']!r}: expected {term['size']} numbers, got {got}")
+            frame = np.asarray(value, np.float32).ravel() * np.float32(term["scale"])
             if not np.isfinite(frame).all():  # would persist in the last action, history and recurrent state
-                raise ValueError(f"observation part {part['name']!r}: expected finite numbers, got {frame.tolist()}")
-            frames = self._frames.setdefault(part["name"], [frame] * part["history"])
+                raise ValueError(f"observation term {term['name']!r}: expected finite numbers, got {frame.tolist()}")
+            frames = self._frames.setdefault(term["name"], [frame] * term["history"])
             frames[:] = [*frames[1:], frame]  # the first frame of an episode fills the history
             joined += frames
         return np.concatenate(joined)

@@ -71,7 +71,7 @@ def env_spec(start: RunStart, env: Environment) -> EnvSpec:
         env.steps_between_truncations,
         dt=inside.task.dt if isinstance(inside, VecEnv) else 1.0,
         task=start.task_name,
-        obs_names=number_names(env.obs_sizes, env.obs_parts) if isinstance(env, VecEnv) else {},
+        obs_names=number_names(env.obs_sizes, env.obs_terms) if isinstance(env, VecEnv) else {},
         images=dict(env.images),
         final_images=env.final_images,
         mirrored=partial(mirrored, env),

@@ -166,17 +166,17 @@ class TaskConformance:
             if re.match(r"\| *num *\|( *name *\|)? *observation *\| *unit *\|$", line):
                 tables.append([])
             elif row := re.match(r"\| *(\d+)(?:-(\d+))? *\| *(.*?) *\|.*\S.*\| *(.*\S) *\|$", line):
-                first, last, part, unit = row.groups()
-                tables[-1].append((range(int(first), int(last or first) + 1), part, unit))
+                first, last, term, unit = row.groups()
+                tables[-1].append((range(int(first), int(last or first) + 1), term, unit))
         covered = [[number for row in table for number in row[0]] for table in tables]
         sizes = {group: size for group, size in env.obs_sizes.items() if size}
         assert covered == [list(range(size)) for size in sizes.values()]
         assert all(f"`{group}`" in docstring for group in env.images), "an image group is missing"
-        named = {g: [(x.name, x.size * x.history, x.unit) for x in parts] for g, parts in env.obs_parts.items()}
+        named = {g: [(x.name, x.size * x.history, x.unit) for x in terms] for g, terms in env.obs_terms.items()}
         for table, group in zip(tables, sizes, strict=True):
             if group in named:
                 others = {other: rows for other, rows in named.items() if other != group}
-                documented = [others.get(part, [(part, len(numbers), unit)]) for numbers, part, unit in table]
+                documented = [others.get(term, [(term, len(numbers), unit)]) for numbers, term, unit in table]
                 assert [row for rows in documented for row in rows] == named[group]
 
     # MDP
@@ -231,7 +231,7 @@ class TaskConformance:
         groups = sorted(obs.keys() - env.images.keys())
         elements: list[str] = []  # `<group>/<term>`, or `<group>/<index>` in a group without terms
         for group in groups:
-            terms = [part.name for part in env.obs_parts.get(group, ()) for _ in range(part.size * part.history)]
+            terms = [term.name for term in env.obs_terms.get(group, ()) for _ in range(term.size * term.history)]
             elements += [f"{group}/{term}" for term in terms or range(obs[group].shape[1])]
         constant = self.constant.get(name, ())
         may_rest = torch.tensor([element.partition("/")[2] in constant for element in elements], dtype=torch.bool)
@@ -365,7 +365,7 @@ class TaskConformance:
         if not env.task.mirrors:
             pytest.skip("the task defines no mirror image")
         found = differences_by_term(env)
-        assert {part: x for part, x in found.items() if x is not None and x > WRONG} == {}, "wrong kind or sign"
+        assert {term: x for term, x in found.items() if x is not None and x > WRONG} == {}, "wrong kind or sign"
 
     # Run
 

@@ -57,15 +57,15 @@ def differences_by_term(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
     mirror_state = {key: image_of(x, images[key]) for key, x in state.items()}
     mirror_seen = _observe(env, robot, mirror_state, image_of(action, maps["actions"]))
     found: dict[str, float | None] = {}
-    for group, parts in env.obs_parts.items():
-        sizes = [part.size for part in parts]
+    for group, terms in env.obs_terms.items():
+        sizes = [term.size for term in terms]
         before_and_after = [
             (image_of(x, maps[group]).split(sizes, dim=1), y.split(sizes, dim=1))
             for x, y in zip(seen[group], mirror_seen[group], strict=True)
         ]
-        for k, part in enumerate(parts):
+        for k, term in enumerate(terms):
             differences = [_difference(expected[k], got[k]) for expected, got in before_and_after]
-            found[f"{group}/{part.name}"] = max((x for x in differences if x is not None), default=None)
+            found[f"{group}/{term.name}"] = max((x for x in differences if x is not None), default=None)
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 from gpusim_rl.tasks.cartpole import Cartpole
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Step, VecEnv, vec_env
+from gpusim_rl.env import Step, Terms, VecEnv, vec_env
 from gpusim_rl.env.vec_env import COMPILED
 from gpusim_rl.machine.hardware import has_compiler
 from gpusim_rl.settings.discover import tasks
@@ -101,10 +101,10 @@ class DataDependent(Cartpole):
         terms = super().rewards()
         return terms if self.progress.sum() >= 0 else {}
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         self.number += 1.0
-        parts = super().observe()["policy"]
-        return {"policy": {**parts, "cart_pos": parts["cart_pos"] + 0.0 * self.number}}
+        terms = super().observe()["policy"]
+        return {"policy": {**terms, "cart_pos": terms["cart_pos"] + 0.0 * self.number}}
 
 
 def untraceable() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.sim import Scene, Sim
 from helpers.scenes import ARM, arm_scene, everywhere, make
 from helpers.task_envs import plain_env
@@ -42,12 +42,12 @@ class Pair(Task[TaskConfig]):
         for arm, control in zip(self.arms.values(), action.split(self.counts, dim=1), strict=True):
             arm.actuate(control)
 
-    def observe(self) -> dict[str, Parts]:
-        parts = {}
+    def observe(self) -> dict[str, Terms]:
+        terms = {}
         for name, arm in self.arms.items():
-            parts |= {f"{name}_pos": arm.joint_pos, f"{name}_vel": arm.joint_vel}
-            parts[f"{name}_end"] = self.ends[name].pos[:, 0]
-        return {"policy": parts}
+            terms |= {f"{name}_pos": arm.joint_pos, f"{name}_vel": arm.joint_vel}
+            terms[f"{name}_end"] = self.ends[name].pos[:, 0]
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Tensor]:
         return {"raise": self.ends["left"].pos[:, 0, 2], "hold": -self.arms["right"].joint_vel.square().sum(dim=1)}
@@ -61,7 +61,7 @@ def test_two_robots_of_one_task_move_independently(backend):
     env = plain_env(Pair, 3, sim=backend)
     assert env.num_actions == 2
     obs = env.reset()["policy"]
-    assert [part.name for part in env.obs_parts["policy"]] == [f"{n}_{q}" for n in NAMES for q in ("pos", "vel", "end")]
+    assert [term.name for term in env.obs_terms["policy"]] == [f"{n}_{q}" for n in NAMES for q in ("pos", "vel", "end")]
     sims = [make(backend, arm_scene(), 3) for _ in NAMES]
     alone = [sim.articulation("arm") for sim in sims]
     ends = [arm.bodies(["lower"]) for arm in alone]

@@ -14,7 +14,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from gpusim_rl.env import Parts, Task, TaskConfig
+from gpusim_rl.env import Task, TaskConfig, Terms
 from gpusim_rl.env.math import quat_multiply, quat_rotate, quat_rotate_inverse, tolerance
 from gpusim_rl.sim import Scene, Sim
 
@@ -80,13 +80,13 @@ class Pusher(Peer):
         super().__init__(cfg, sim)
         self.ends = self.robot.bodies(["tips_arm", "object", "goal"])
 
-    def observe(self) -> dict[str, Parts]:
-        parts = {
+    def observe(self) -> dict[str, Terms]:
+        terms = {
             "joint_pos": self.robot.joint_pos[:, :7],
             "joint_vel": self.robot.joint_vel[:, :7],
             "ends": self.ends.pos.flatten(1),
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Tensor]:
         tip, cylinder, goal = self.ends.pos.unbind(dim=1)
@@ -109,7 +109,7 @@ class Swimmer(Peer):
         self.x_before.copy_(self.robot.joint_pos[:, 0])
         super().apply_action(action)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         return {"policy": {"joint_pos": self.robot.joint_pos[:, 2:], "joint_vel": self.robot.joint_vel}}
 
     def rewards(self) -> dict[str, Tensor]:
@@ -137,16 +137,16 @@ class InvertedDoublePendulum(Peer):
         start[:, 0] = self.random.uniform(-1.0, 1.0)  # some near the ends of the rail
         self.robot.set_state(where, joint_pos=start)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         pos = self.robot.joint_pos
-        parts = {
+        terms = {
             "cart": pos[:, :1],
             "sin": pos[:, 1:].sin(),
             "cos": pos[:, 1:].cos(),
             "joint_vel": self.robot.joint_vel.clamp(-10.0, 10.0),
             "limit": -pos[:, :1].sign() * self.limit.data.clamp(max=10.0),  # the sensor measures the magnitude
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Tensor]:
         x, _, y = self.tip.pos[:, 0].unbind(dim=1)
@@ -218,9 +218,9 @@ class GymnasiumHumanoid(Peer):
         lever, force = self.bodies.pos - self._centres()[1], self.contacts.force
         return torch.cat([self.contacts.torque + torch.linalg.cross(lever, force), force], dim=-1)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         robot = self.robot
-        parts = {
+        terms = {
             "height": robot.root_pos[:, 2:],
             "quat": robot.root_quat,
             "joint_pos": robot.joint_pos,
@@ -232,7 +232,7 @@ class GymnasiumHumanoid(Peer):
             "joint_effort": robot.joint_effort,
             "contact": self._contact().flatten(1),
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Tensor]:
         return {
@@ -262,15 +262,15 @@ class SuiteWalker(Peer):
     def _height(self) -> Tensor:
         return self.bodies.pos[:, 0, 2]
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         w, x, y, z = self.bodies.quat.unbind(dim=-1)
         orientations = torch.stack([1.0 - 2.0 * (y * y + z * z), 2.0 * (x * z + w * y)], dim=-1)
-        parts = {
+        terms = {
             "orientations": orientations.flatten(1),
             "height": self._height()[:, None],
             "velocity": self.robot.joint_vel,
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Tensor]:
         _, x, y, _ = self.bodies.quat[:, 0].unbind(dim=-1)
@@ -296,10 +296,10 @@ class SuiteHumanoid(Peer):
         up = torch.tensor([0.0, 0.0, 1.0], device=self.device).expand(self.num_envs, 3)
         return quat_rotate_inverse(self.robot.root_quat, up)
 
-    def observe(self) -> dict[str, Parts]:
+    def observe(self) -> dict[str, Terms]:
         robot = self.robot
         ways = self.ends.pos - self.torso.pos
-        parts = {
+        terms = {
             "joint_angles": robot.joint_pos,
             "head_height": self.head.pos[:, 0, 2:],
             "extremities": quat_rotate_inverse(self.torso.quat.expand(-1, 4, -1), ways).flatten(1),
@@ -307,7 +307,7 @@ class SuiteHumanoid(Peer):
             "com_velocity": self.velocity.data,
             "velocity": torch.cat([robot.root_lin_vel, robot.root_ang_vel_local, robot.joint_vel], dim=1),
         }
-        return {"policy": parts}
+        return {"policy": terms}
 
     def rewards(self) -> dict[str, Tensor]:
         standing = tolerance(self.head.pos[:, 0, 2], (1.4, INFINITY), margin=0.35)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gpusim_rl.tasks.cartpole import Cartpole, CartpoleConfig
 
-from gpusim_rl.env import Parts
+from gpusim_rl.env import Terms
 from gpusim_rl.sim import Scene, Sim
 
 SIZE = (12, 16)
@@ -28,17 +28,17 @@ def _init(self: Any, cfg: CartpoleConfig, sim: Sim) -> None:
     self.images = {name: sim.camera(name) for name in EVERY}
 
 
-def _observe(self: Any) -> dict[str, Parts]:
-    parts = OBSERVE(self)["policy"]
+def _observe(self: Any) -> dict[str, Terms]:
+    terms = OBSERVE(self)["policy"]
     for name, images in self.images.items():
         row = SIZE[0] // 2
-        parts |= {
+        terms |= {
             f"{name}_rgb": images.rgb[:, row].flatten(1) / 255.0,
             f"{name}_depth": images.depth[:, row] / 100.0,
             f"{name}_segmentation": images.segmentation[:, row].float(),
             f"{name}_age": images.age[:, None].float(),
         }
-    return {"policy": parts}
+    return {"policy": terms}
 
 
 @pytest.fixture

@@ -122,8 +122,8 @@ def test_reaching_goal_replaces_only_goal(name):
     assert (first.stats["successes"].isnan()).all()
     # The policy observes the new goal; this step's reward is for the old one.
     assert torch.equal(env.step(still).terms["success"], torch.zeros(4))
-    parts = env.task._parts()
-    torch.testing.assert_close(parts["goal_quat"], env.task.goal_quat)
+    terms = env.task._terms()
+    torch.testing.assert_close(terms["goal_quat"], env.task.goal_quat)
     torch.testing.assert_close(plain.terms["rotation"], torch.full((4,), 1.0 / 1.1), atol=0.05, rtol=0)
 
 

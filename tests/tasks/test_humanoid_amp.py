@@ -66,7 +66,7 @@ def test_features_equal_mujoco_quantities() -> None:
     obs = env.look()
     np.testing.assert_allclose(obs["policy"], np.array(expected), rtol=1e-4, atol=1e-4)
     assert torch.equal(obs["style"][:, SIZE:], obs["policy"])
-    assert [part.name for part in env.obs_parts["policy"]] == list(PARTS)
+    assert [term.name for term in env.obs_terms["policy"]] == list(PARTS)
 
 
 def rows_in(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

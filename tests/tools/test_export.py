@@ -528,23 +528,23 @@ def test_vendor_order_of_another_robot_is_rejected(tool_here, ant):
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_runtime_acts_like_the_policy(exported_run, monkeypatch, plain):
-    """Inputs: scaled parts, history and the stored last action."""
+    """Inputs: scaled terms, history and the stored last action."""
     folder = exported_run("Anymal")
     module = load_file(folder / "policy.py", "policy")
     if plain:
         monkeypatch.setattr(module, "onnxruntime", None)
     policy, random = module.DeployedPolicy(), np.random.default_rng(0)
-    parts = policy.card["observation"]["parts"]
+    terms = policy.card["observation"]["terms"]
     with opened(folder.parent) as player:
         for _ in range(2):
             policy.reset()
             last, speeds = np.zeros(12), []
             for _ in range(6):
-                raw = {part["name"]: random.standard_normal(part["size"]) for part in parts}
+                raw = {term["name"]: random.standard_normal(term["size"]) for term in terms}
                 del raw["actions"]
                 speeds = [*(speeds or [raw["joint_vel"]] * 2), raw["joint_vel"]][-3:]
                 rows = {**raw, "actions": last, "joint_vel": np.concatenate(speeds)}
-                obs = np.concatenate([rows[part["name"]] * part["scale"] for part in parts]).clip(-5.0, 5.0)
+                obs = np.concatenate([rows[term["name"]] * term["scale"] for term in terms]).clip(-5.0, 5.0)
                 groups = {"policy": torch.tensor(obs[None], dtype=torch.float32)}
                 expected = player.policy.act(groups, (), deterministic=True)[0][0].clamp(-1.0, 1.0).numpy()
                 action, targets = policy.act(raw)

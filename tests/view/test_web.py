@@ -390,9 +390,9 @@ def test_slider_sets_the_command_of_the_task(task):
         for _ in range(3):
             command = viewer.commands.value
             assert command[1].tolist() == pytest.approx([0.25, *before[1, 1:].tolist()])
-            parts = env.obs_parts["policy"]
-            place = next(n for n, part in enumerate(parts) if part.name == "command")
-            column = sum(part.size for part in parts[:place])
+            terms = env.obs_terms["policy"]
+            place = next(n for n, part in enumerate(terms) if part.name == "command")
+            column = sum(part.size for part in terms[:place])
             seen = float(player.obs["policy"][1, column])
             assert seen == float(env.clean_obs()["policy"][1, column])
             if task != "AnymalTerrain":  # which zeroes slow commands

@@ -24,7 +24,7 @@ def make(observations: dict[str, Any] | None = None, task_class: type = Cartpole
 
 
 def truth(env: VecEnv) -> dict[str, torch.Tensor]:
-    return {name: part.clone() for name, part in env.task.observe()["policy"].items()}
+    return {name: term.clone() for name, term in env.task.observe()["policy"].items()}
 
 
 def actions(steps: int) -> torch.Tensor:
@@ -32,8 +32,8 @@ def actions(steps: int) -> torch.Tensor:
 
 
 def split(env: VecEnv, obs: torch.Tensor) -> dict[str, torch.Tensor]:
-    parts = env.obs_parts["policy"]
-    return dict(zip([p.name for p in parts], obs.split([p.size * p.history for p in parts], dim=1), strict=True))
+    terms = env.obs_terms["policy"]
+    return dict(zip([p.name for p in terms], obs.split([p.size * p.history for p in terms], dim=1), strict=True))
 
 
 class Scaled(Cartpole):
@@ -46,8 +46,8 @@ def test_terms_are_described_and_joined():
     plain, scaled = make(), make(task_class=Scaled)
     first, second = plain.reset()["policy"], scaled.reset()["policy"]
     assert torch.equal(first * torch.tensor([1.0, 1.0, 1.0, 0.25]), second)
-    parts = scaled.obs_parts["policy"]
-    assert [(p.name, p.size, p.unit, p.scale) for p in parts] == [
+    terms = scaled.obs_terms["policy"]
+    assert [(p.name, p.size, p.unit, p.scale) for p in terms] == [
         ("cart_pos", 1, "m", 1.0),
         ("cart_vel", 1, "m/s", 1.0),
         ("pole_angle", 1, "rad", 1.0),
@@ -81,10 +81,10 @@ def test_delay_and_history_restart_at_resets(clip):
     settings = {"pole_angle": {"delay": [0, 3], "history": 4}, "cart_vel": {"history": 2}, "pole_vel": {"delay": 2}}
     env = make(settings, clip_observations=clip)
     oracles = {"pole_angle": Oracle(4), "cart_vel": Oracle(2), "pole_vel": Oracle(1)}
-    assert env.obs_sizes == {} and env.obs_parts == {}
+    assert env.obs_sizes == {} and env.obs_terms == {}
     obs = env.reset()["policy"]
     assert env.obs_sizes["policy"] == 1 + 2 + 4 + 1 and env._groups.sensors is not None
-    names = [part.name for part in env.obs_parts["policy"]]
+    names = [term.name for term in env.obs_terms["policy"]]
     delays, drawn = {name: env._groups.sensors.delays[:, names.index(name)] for name in oracles}, []
     last: dict[str, torch.Tensor] = {}
 
@@ -267,9 +267,9 @@ class Changing(Cartpole):
     calls = 0
 
     def observe(self):
-        parts = super().observe()["policy"]
+        terms = super().observe()["policy"]
         self.calls += 1
-        return {"policy": parts if self.calls < 3 else dict(reversed(parts.items()))}
+        return {"policy": terms if self.calls < 3 else dict(reversed(terms.items()))}
 
 
 class WrongScale(Cartpole):
@@ -285,8 +285,8 @@ class WrongShape(Cartpole):
 
 class NotFinite(Cartpole):
     def observe(self):
-        parts = super().observe()["policy"]
-        return {"policy": {**parts, "pole_vel": parts["pole_vel"] * torch.nan}}
+        terms = super().observe()["policy"]
+        return {"policy": {**terms, "pole_vel": terms["pole_vel"] * torch.nan}}
 
 
 class FloatImage(Painted):
@@ -339,13 +339,13 @@ def test_unused_terms_are_only_in_the_teacher_group(clip):
     every = make({"pole_angle": settings["pole_angle"]}, clip_observations=clip)
     env.reset(), every.reset()
     assert env.obs_sizes == {"policy": 4, "teacher": 6} and every.obs_sizes == {"policy": 6}
-    assert [part.name for part in env.obs_parts["policy"]] == ["cart_vel", "pole_angle"]
-    assert env.obs_parts["teacher"] == every.obs_parts["policy"]
+    assert [term.name for term in env.obs_terms["policy"]] == ["cart_vel", "pole_angle"]
+    assert env.obs_terms["teacher"] == every.obs_terms["policy"]
     for action in actions(9):
         obs, whole = env.step(action).obs, every.step(action).obs["policy"]
         assert torch.equal(obs["teacher"], whole)
         assert torch.equal(obs["policy"], whole[:, 1:5])
         assert torch.equal(env.clean_obs()["policy"], every.clean_obs()["policy"][:, 1:3])
-    for wrong in ({"cart_pos": {"used": 0}}, {part: {"used": False} for part in truth(env)}):
+    for wrong in ({"cart_pos": {"used": 0}}, {term: {"used": False} for term in truth(env)}):
         with pytest.raises(ConfigError, match=r"cart_pos\.used|drops all terms"):
             make(wrong).reset()
