@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ import warp as wp
 
 from gpu import gpu_check, gpu_probe
 from gpu.gpu_targets import Part
+from gpusim_rl.files import provenance
 from gpusim_rl.run.collector import Collector
 from gpusim_rl.settings.compose import compose
 from helpers.commands import ROOT, Finished, run_command
@@ -279,9 +279,9 @@ def test_probe_without_cuda_fails_in_one_line(tmp_path, capsys):
 
 def test_probe_reports_versions_out_of_range(monkeypatch):
     assert gpu_probe.versions()["wrong"] == []
-    version = importlib.metadata.version
+    version = provenance.installed_version
     old = {"torch": "2.9.1", "mujoco-warp": "3.17.0", "warp-lang": "1.0"}
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: old.get(name) or version(name))
+    monkeypatch.setattr(provenance, "installed_version", lambda name: old.get(name) or version(name))
     found = gpu_probe.versions()
     assert found["torch"] == "2.9.1" and [line.split(" ")[0] for line in found["wrong"]] == list(old)
 
