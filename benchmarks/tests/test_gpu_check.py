@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import os
@@ -279,9 +280,10 @@ def test_probe_without_cuda_fails_in_one_line(tmp_path, capsys):
 
 def test_probe_reports_versions_out_of_range(monkeypatch):
     assert gpu_probe.versions()["wrong"] == []
-    version = provenance.installed_version
+    version = importlib.metadata.version
     old = {"torch": "2.9.1", "mujoco-warp": "3.17.0", "warp-lang": "1.0"}
-    monkeypatch.setattr(provenance, "installed_version", lambda name: old.get(name) or version(name))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: old.get(name) or version(name))
+    monkeypatch.setattr(provenance, "installed_version", provenance.installed_version.__wrapped__)  # without its cache
     found = gpu_probe.versions()
     assert found["torch"] == "2.9.1" and [line.split(" ")[0] for line in found["wrong"]] == list(old)
 
