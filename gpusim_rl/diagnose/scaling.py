@@ -68,7 +68,7 @@ def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> 
         others = [errors[0] for device, errors in failed.items() if device != best and errors]
         reasons += [f"the other device could not be measured: {error}" for error in others]
         if best == "cpu":
-            share = _percent(1 - measured["cpu"][knees["cpu"]].phases.get("log", 0.0))
+            share = percent(1 - measured["cpu"][knees["cpu"]].phases.get("log", 0.0))
             work = f"{share} of the time at {knees['cpu']} envs is physics, policy and learning"
             reasons.append(f"no GPU was measured. {work}, which a GPU would do")
     if knees[best] != tuned_envs:
@@ -86,11 +86,11 @@ def _about_knee(device: str, points: Points, at: int) -> str:
     usable = [num_envs for num_envs in more if num_envs in measured and fits(points[num_envs])]
     if usable:
         best = max(gain_per_doubling(points, at, num_envs) for num_envs in usable)
-        return f"{speed}; more (up to {usable[-1]}) gain {_percent(max(best, 0.0))} per doubling at most"
+        return f"{speed}; more (up to {usable[-1]}) gain {percent(max(best, 0.0))} per doubling at most"
     fewer = [num_envs for num_envs in measured if num_envs < at]
     gain = ""
     if fewer:
-        gain = f", {_percent(gain_per_doubling(points, fewer[-1], at))} more per doubling since {fewer[-1]}"
+        gain = f", {percent(gain_per_doubling(points, fewer[-1], at))} more per doubling since {fewer[-1]}"
     if not more:
         return f"{speed}, the maximum measured{gain}" + ("; measure more with --num-envs" if fewer else "")
     point = points[more[0]]
@@ -104,7 +104,7 @@ def _doubts(device: str, points: Points) -> list[str]:
     for few, many in itertools.pairwise(measured):
         slower = 1.0 - measured[many].env_steps_per_s / measured[few].env_steps_per_s
         if slower > SLOWER:
-            compared = f"{many} envs on {device} were {_percent(slower)} slower than {few}"
+            compared = f"{many} envs on {device} were {percent(slower)} slower than {few}"
             doubts.append(f"{compared}: other programs ran, or the machine was hot; measure again")
     return doubts + _crowded(measured, f" envs on {device}")
 
@@ -168,17 +168,17 @@ def _about_number(at: int, measured: Points, unit: str) -> str:
     if at == max(speeds):
         return f"{sentence}, the maximum measured" + ("" if len(speeds) == 1 else "; more may be faster")
     change = max(speed for count, speed in speeds.items() if count > at) / speeds[at] - 1
-    return f"{sentence}; more (up to {max(speeds)}) gain {_percent(max(change, 0.0))} at most"
+    return f"{sentence}; more (up to {max(speeds)}) gain {percent(max(change, 0.0))} at most"
 
 
 def _why_not(point: Measurement, unit: str) -> str:
     wait, causes = point.learner_wait, []
     if unit == "processes" and wait is not None and wait >= 0.2:
-        causes.append(f"{_percent(wait)} of the time is spent in sums over the processes, waiting for the slowest")
+        causes.append(f"{percent(wait)} of the time is spent in sums over the processes, waiting for the slowest")
     if unit == "actors" and wait is not None and wait < 0.1:
-        causes.append(f"the learner is saturated, it waits {_percent(wait)} for rollouts")
+        causes.append(f"the learner is saturated, it waits {percent(wait)} for rollouts")
     if point.actor_wait is not None and point.actor_wait >= 0.3:
-        causes.append(f"actors wait {_percent(point.actor_wait)} of the time for the learner")
+        causes.append(f"actors wait {percent(point.actor_wait)} of the time for the learner")
     if point.cpu_percent is not None and point.cpu_percent > BUSY:
         causes.append(f"the CPUs are busy {point.cpu_percent:.0f} %")
     return "; ".join(filter(None, (*causes, _age(point))))
@@ -188,10 +188,6 @@ def _age(point: Measurement) -> str:
     if point.lag is None or point.lag_limit is None or point.lag <= 0.5 * point.lag_limit:
         return ""
     return f"samples are {point.lag:.1f} updates old on average, at most {point.lag_limit}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def speeds(point: Measurement) -> dict[str, str]:
