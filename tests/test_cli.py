@@ -656,6 +656,7 @@ def test_python_api_finds_tasks_in_config_dir(juggler, monkeypatch):
     [
         ({"num_envs": "8"}, "num_envs: .*'8'"),
         ({"ppo": {"horizn": 8}}, "'ppo.horizon'"),
+        ({"+num_envs": 8}, "unknown key '.num_envs'"),
         ({"sim": "mujco"}, "'mujoco'"),
         ({"experiment": "a/b"}, "experiment: .*'a/b'"),
     ],

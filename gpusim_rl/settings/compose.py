@@ -25,8 +25,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from gpusim_rl.errors import ConfigError, available, friendly_errors, on_one_line, say
 from gpusim_rl.files import paths
@@ -55,7 +57,7 @@ from gpusim_rl.settings.hydra_errors import (
     task_of,
 )
 from gpusim_rl.settings.load_class import load_class
-from gpusim_rl.settings.overrides import is_open, is_override, key_of, last_value, quote, value_of
+from gpusim_rl.settings.overrides import Override, is_open, is_override, key_of, last_value, quote, value_of
 from gpusim_rl.settings.saved_run import NO_YAML, SavedRun, continue_run
 from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 
@@ -172,14 +174,28 @@ def compose(
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
     arguments = _may_add(overrides)
-    refuse_unreadable(arguments)
     arguments = choose_recipe(arguments, config_dir) if saved is None else arguments
+    words = [text for text in arguments if not isinstance(text, Override)]
+    refuse_unreadable(words)
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
-            config = plain(hydra.compose(_primary(saved, arguments), overrides=arguments))
+            node = hydra.compose(_primary(saved, arguments), overrides=words)
+            _assign(node, [text for text in arguments if isinstance(text, Override)])
+            config = plain(node)
     except HYDRA_ERRORS as error:
         raise explain(error, arguments, saved, TaskFolders.user) from None
     return _finished(config, arguments, saved)
+
+
+def _assign(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Assign values from Python to a composed config, with the errors that Hydra raises for typed ones."""
+    for override in overrides:
+        key = override.partition("=")[0].removeprefix("++")
+        try:
+            new = override.startswith("++") or is_open(key)
+            OmegaConf.update(config, key, override.value, merge=True, force_add=new)
+        except (ConfigAttributeError, ConfigKeyError) as error:
+            raise ConfigCompositionException(f"Could not override '{key}'.") from error
 
 
 def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None) -> list[str]:
@@ -319,7 +335,8 @@ def _prepare_hydra(config_dir: str | Path | None = None) -> None:
 
 def _may_add(arguments: Sequence[str]) -> list[str]:
     """Prefix overrides of open sections with `++`, as Hydra requires for new keys."""
-    return [f"++{text.lstrip('+')}" if is_open(key_of(text)) and text[0] != "~" else text for text in arguments]
+    new = {text for text in arguments if is_open(key_of(text)) and text[0] != "~" and not isinstance(text, Override)}
+    return [f"++{text.lstrip('+')}" if text in new else text for text in arguments]
 
 
 def _complete_checkpoint(line: str) -> list[str] | None:

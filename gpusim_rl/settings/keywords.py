@@ -14,7 +14,7 @@ from gpusim_rl.settings.checks import check_settings, settings_class
 from gpusim_rl.settings.compose import choose_recipe, compose
 from gpusim_rl.settings.discover import tasks, tuned_sections
 from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
-from gpusim_rl.settings.overrides import OPEN_SECTIONS, key_of, text_of
+from gpusim_rl.settings.overrides import OPEN_SECTIONS, Override, key_of, text_of
 from gpusim_rl.settings.saved_run import NO_YAML, continue_run
 from gpusim_rl.settings.schema import algorithm_of
 
@@ -44,7 +44,7 @@ def compose_call(
     composed = compose(lines, config_dir, saved)
     target = _class_path(task) if isinstance(task, type) else composed["task"].get("_target_")
     if network is not None:
-        more.append(f"{composed['algo']['name']}.network._target_={_class_path(network, 'network')}")
+        more.append(Override(f"{composed['algo']['name']}.network._target_", _class_path(network, "network")))
     if config is None and isinstance(task, type) and "_target_" not in composed["task"]:
         config = _defaults(task, f"train({task.__name__})")
     if config is not None:
@@ -56,7 +56,7 @@ def compose_call(
     check_settings(composed)
     refuse_other_algorithm(composed, lines)
     refuse_other_task(composed, saved)
-    record = [*lines, *more]
+    record = [str(line) for line in [*lines, *more]]
     return (composed, record, None) if saved is None else (composed, saved.with_overrides(record), saved.checkpoint)
 
 
@@ -77,8 +77,8 @@ def _algorithm_lines(
         composed = compose([*typed, *choosing, f"algo={base}"], config_dir)
         tuned = tuned_sections(task, config_dir, composed["recipe"]).get(base, {}) if task else {}
         settings = {**composed[base], **{key: value for key, value in new.items() if key not in tuned}}
-    yield f"++algo.name={section}"
-    yield f"++algo._target_={_class_path(algo, 'algo')}"
+    yield Override("++algo.name", section)
+    yield Override("++algo._target_", _class_path(algo, "algo"))
     yield from _lines(settings, f"++{section}.")
 
 
@@ -120,7 +120,7 @@ def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> I
         if old != value or key not in composed:
             if isinstance(old, Mapping) and old:  # Hydra would merge the two
                 yield f"~task.{key}"
-            yield f"++task.{key}={text_of(value)}"
+            yield Override(f"++task.{key}", value)
 
 
 def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -128,5 +128,7 @@ def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         key = prefix + name
         if isinstance(value, Mapping) and key not in OPEN_SECTIONS and (value or not prefix):
             yield from _lines(value, f"{key}.")
+        elif key in GROUPS:
+            yield f"{key}={value if isinstance(value, str) else text_of(value)}"
         else:
-            yield f"{key}={value if isinstance(value, str) and key in GROUPS else text_of(value)}"
+            yield Override(key, value)

@@ -10,6 +10,18 @@ OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs",
 """Sections to which a command line may add keys."""
 
 
+class Override(str):
+    """Override made from a Python value, which is assigned as it is; the text is for the run's record."""
+
+    value: Any
+
+    def __new__(cls, key: str, value: Any) -> Override:
+        """Make `key=value`; a key with the prefix `++` may be new."""
+        override = super().__new__(cls, f"{key}={text_of(value)}")
+        override.value = node_of(value)
+        return override
+
+
 def is_override(text: str) -> bool:
     """Return whether an argument is `key=value`, optionally prefixed with + or ~."""
     return "=" in text and not text.startswith("-")
@@ -48,6 +60,7 @@ def quote(text: str) -> str:
 
 def text_of(value: Any) -> str:
     """Format a plain value in Hydra's override grammar."""
+    value = _scalar(value)
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -59,6 +72,23 @@ def text_of(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{text_of(item)}' for key, item in value.items())}}}"
     return quote(str(value))
+
+
+def node_of(value: Any) -> Any:
+    """Convert a value to a node of OmegaConf that resolves to the number, string, list or dict it stands for."""
+    value = _scalar(value)
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [node_of(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: node_of(item) for key, item in value.items()}
+    return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", str(value))  # no interpolation
+
+
+def _scalar(value: Any) -> Any:
+    """Convert a NumPy or torch scalar to a Python number or string."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def keys_in(value: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
 from gpusim_rl.api import prepare
@@ -26,11 +27,17 @@ def test_command_line_extends_randomization_params(lines):
     assert composing.compose(["task=Ant", *lines])["task"]["randomization_params"] == expected
 
 
-def test_randomization_params_round_trip_through_overrides():
+@pytest.mark.parametrize("value", [np.float64(0.1), np.int64(3), [[1, "null"]], {"a": "${seed}"}, "\\${x", "'\n="])
+def test_value_from_python_is_used_unparsed_and_recorded(value):
+    spec = prepare("Gymnasium", env={"id": "CartPole-v1", "kwargs": {"value": value}})
+    assert spec.config["env"]["kwargs"]["value"] == value
+    assert spec.config == composing.compose(spec.overrides) and {type(text) for text in spec.overrides} == {str}
+
+
+def test_randomization_params_from_python_replace_those_of_the_config():
     params = {"sim_params": {"gravity": {"range": [0, 0.4], "operation": "additive", "distribution": "gaussian"}}}
     spec = prepare("Ant", task={"randomize": True, "randomization_params": params})
     assert spec.cfg.task.randomize and spec.cfg.task.randomization_params == params
-    assert composing.compose(spec.overrides)["task"]["randomization_params"] == params
     spec = prepare("Ant", spec.cfg.task, task={"randomization_params": {"sim_params": {"gravity": None}}})
     assert spec.cfg.task.randomize and spec.cfg.task.randomization_params == {"sim_params": {"gravity": None}}
 
