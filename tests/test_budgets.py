@@ -76,13 +76,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     ),
     "randomisation": (1_170, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
     "export": (1_210, "export/*"),
-    "search": (
-        880,
-        "distributed/*search",
-        "distributed/tuning",
-        "distributed/pbt",
-        "distributed/trial_run",
-    ),
+    "search": (880, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
         700,
         *("learn/symmetry", "learn/rnd", "env/mirrors", "sim/mirror_image", "testing/mirror_check"),

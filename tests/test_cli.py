@@ -224,10 +224,7 @@ def test_help_and_composing_import_nothing_heavy(command, checkout, arguments):
     assert not HEAVY.search(done.stderr)
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [("task=An", "task=Ant"), ("task=Ant ppo.lea", "ppo.learning_rate=")],
-)
+@pytest.mark.parametrize(("typed", "expected"), [("task=An", "task=Ant"), ("task=Ant ppo.lea", "ppo.learning_rate=")])
 def test_tab_completes_settings(command, checkout, typed, expected):
     line = f"train.py {typed}"
     done = command(
@@ -291,8 +288,7 @@ def test_bash_completes_commands_and_arguments(command, some_runs, typed, expect
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
-    [("play comp/", "comp/fine-1.0/"), ("train checkpoint=comp/", "checkpoint=comp/fine-1.0/")],
+    ("typed", "expected"), [("play comp/", "comp/fine-1.0/"), ("train checkpoint=comp/", "checkpoint=comp/fine-1.0/")]
 )
 def test_tab_never_offers_names_with_shell_syntax(some_runs, monkeypatch, capsys, typed, expected):
     for name in ("$(touch pwned)", "a;touch pwned", "a b", "`id`", "*", "a\x1b[2J", "fine-1.0"):

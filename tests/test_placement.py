@@ -294,7 +294,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "actor_params": {
             "hand": {"tendon_properties": {"stiffness": draw(0.7, 1.3), "damping": draw(0.3, 3.0)}},
             "object": {"pushes": {"interval_s": [0.1, 0.3], "force": [0.0, 2.0], "duration_s": 0.06}},
-        },
+        }
     },
 }
 

@@ -53,10 +53,7 @@ def test_env_without_time_limit_uses_fallback(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("env", "word"),
-    [
-        ({"kwargs": {"no_such": 3}}, "no_such"),
-        ({"kwargs": {"max_episode_steps": "x"}}, "max_episode_steps"),
-    ],
+    [({"kwargs": {"no_such": 3}}, "no_such"), ({"kwargs": {"max_episode_steps": "x"}}, "max_episode_steps")],
 )
 def test_wrong_arguments_are_reported_in_one_line(tmp_path: Path, env: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=f"CartPole-v1 .*{word}"):

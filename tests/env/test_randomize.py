@@ -729,10 +729,7 @@ def test_invalid_randomization_is_rejected_in_one_line(params, words):
 
 @pytest.mark.parametrize(
     ("pushes", "words"),
-    [
-        ({"velocity": [0, 1]}, r".*fixed base.* Try force"),
-        ({"force": [0, 1], "bodies": ["rail"]}, r"'rail' .*fixed"),
-    ],
+    [({"velocity": [0, 1]}, r".*fixed base.* Try force"), ({"force": [0, 1], "bodies": ["rail"]}, r"'rail' .*fixed")],
 )
 def test_pushes_of_fixed_bodies_are_rejected(pushes, words):
     params = {"actor_params": {"cartpole": {"pushes": {"interval_s": [1, 2], **pushes}}}}

@@ -12,10 +12,7 @@ from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.learn.collective import ALONE
 from helpers.training import read_csv, the_run
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 DEVICE = "cuda"
 

@@ -13,10 +13,7 @@ from helpers.scenes import ant_scene, everywhere, make, randomize_ants
 from helpers.training import make_trainer
 from helpers.watched import watched  # noqa: F401
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 DEVICE = "cuda"
 OUTPUTS = ("rgb", "depth", "segmentation")

@@ -21,10 +21,7 @@ from gpusim_rl.run.cuda_graph import SEGMENTS, WARM_UP
 from gpusim_rl.run.trainer import Trainer
 from helpers.training import Faulty, FaultyConfig, leaves, make_trainer, same, the_run
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at CUDA start; required by torch_deterministic
 

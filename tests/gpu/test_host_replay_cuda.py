@@ -17,10 +17,7 @@ from gpusim_rl.spaces import Box
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 DEVICE = "cuda"
 ENVS, HORIZON, SIZE = 64, 4, 4096

@@ -11,10 +11,7 @@ import torch
 
 from helpers.scenes import FEET, ant_scene, everywhere, make, only, randomize_ants
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 NUM = 256
 

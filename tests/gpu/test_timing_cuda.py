@@ -9,10 +9,7 @@ from gpusim_rl.diagnose.rules import diagnose
 from gpusim_rl.diagnose.run_stats import read_rows, read_run_stats
 from helpers.training import make_trainer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def test_device_phases_fill_iteration_and_logging_does_not(tmp_path):

@@ -98,13 +98,7 @@ def run_here(script: Path, *arguments: str | Path, cwd: Path, env: Mapping[str, 
 def _run_cold(words: list[str], cwd: Path, variables: dict[str, str], timeout_s: float) -> Finished:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        words,
-        cwd=cwd,
-        env=variables,
-        timeout=timeout_s,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
+        words, cwd=cwd, env=variables, timeout=timeout_s, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -134,10 +134,7 @@ def test_encoder_is_trained_by_the_network_that_sees_images(name: str, sizes: di
     algorithm._look(batch, moves_actor=algorithm.actor_optimizer is not None)
     sees = algorithm.policy.critic_sees_images
     assert sees == (sizes == WITH_NUMBERS or name == "dqn")
-    assert changed_by(it, lambda: algorithm._critic_step(batch, waits)) == {
-        "critic",
-        *(["encoder"] if sees else []),
-    }
+    assert changed_by(it, lambda: algorithm._critic_step(batch, waits)) == {"critic", *(["encoder"] if sees else [])}
     if algorithm.actor_optimizer is not None:
         expected = {"actor", *([] if sees else ["encoder"])}
         assert changed_by(it, lambda: algorithm._actor_step(batch, waits)) == expected

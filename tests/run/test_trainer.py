@@ -616,11 +616,7 @@ def test_diverged_env_is_masked_counted_and_dumped(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    ("task", "setting", "late"),
-    [
-        (Broken, "task.physics_hz", True),
-        (Uncontrolled, "debug.check_task=true", False),
-    ],
+    ("task", "setting", "late"), [(Broken, "task.physics_hz", True), (Uncontrolled, "debug.check_task=true", False)]
 )
 def test_divergence_of_all_envs_ends_the_run(tmp_path, capfd, task, setting, late):
     trainer = make_trainer(task, tmp_path, max_iterations=5)

@@ -57,8 +57,7 @@ def test_unexpected_code_paths_need_trust(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs",
-    [{"env_id": "evil:Evil-v0"}, {"xml_file": "/etc/passwd"}, {"xml_file": "~/x.xml"}, {"a": {"b": ["../x"]}}],
+    "kwargs", [{"env_id": "evil:Evil-v0"}, {"xml_file": "/etc/passwd"}, {"xml_file": "~/x.xml"}, {"a": {"b": ["../x"]}}]
 )
 def test_env_arguments_outside_folder_need_trust(kwargs: dict[str, Any]) -> None:
     settings = changed("env.kwargs", kwargs)

@@ -102,8 +102,7 @@ ALONE = [(creature_scene, "creature", (field,)) for field in FIELDS]
 
 
 @pytest.mark.parametrize(
-    ("scene", "name", "fields"),
-    [*ALONE, (creature_scene, "creature", FIELDS), (ant_scene, "ant", FIELDS[:4])],
+    ("scene", "name", "fields"), [*ALONE, (creature_scene, "creature", FIELDS), (ant_scene, "ant", FIELDS[:4])]
 )
 def test_constants_equal_mj_setconst(scene, name, fields):
     sim: Any = make("mjwarp", scene(), NUM)

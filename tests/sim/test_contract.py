@@ -78,11 +78,7 @@ def test_written_state_is_read_back(shared):
     spin = torch.tensor([[0.1, 0.2, 0.3]]).expand(3, 3)
     where = only(sim, 1)
     ant.set_state(
-        where,
-        root_pos=torch.full((3, 3), 2.0),
-        root_quat=quat,
-        root_ang_vel=spin,
-        joint_pos=torch.full((3, 8), 0.1),
+        where, root_pos=torch.full((3, 3), 2.0), root_quat=quat, root_ang_vel=spin, joint_pos=torch.full((3, 8), 0.1)
     )
     sim.refresh()
     assert torch.equal(ant.joint_pos[1], torch.full((8,), 0.1))

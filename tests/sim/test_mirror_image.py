@@ -117,10 +117,7 @@ def test_wrong_sign_is_reported(kind, k, name):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [
-        ({"y": -0.3}, r"'left_hip' .*\[0.1, -0.2, 0.0\] m"),
-        ({"reach": 0}, "'left_reach' and 'right_reach'"),
-    ],
+    [({"y": -0.3}, r"'left_hip' .*\[0.1, -0.2, 0.0\] m"), ({"reach": 0}, "'left_reach' and 'right_reach'")],
 )
 def test_asymmetric_robot_is_rejected(changes, words):
     with pytest.raises(TaskError, match=f"^'robot' .* x-z plane: .*{words}"):

@@ -32,13 +32,7 @@ def run(**changes) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_threads": 2},
-        {"num_threads": 5},
-        {"persistent": False},
-        {"persistent": False, "num_threads": 3},
-    ],
+    "changes", [{"num_threads": 2}, {"num_threads": 5}, {"persistent": False}, {"persistent": False, "num_threads": 3}]
 )
 def test_thread_count_and_persistence_do_not_change_results(changes):
     reference = run(num_threads=1, persistent=True)

@@ -374,7 +374,7 @@ CASES = {
             lambda w: w.angles("anymal") - STANCE,
             lambda w: 0.05 * w.speeds("anymal"),
             action,
-        ],
+        ]
     ),
     "AnymalTerrain": Case(
         [
@@ -406,7 +406,7 @@ CASES = {
             lambda w: w.velocity("cartpole/cart")[:1],
             lambda w: [pole(w, "cartpole/pole")],
             lambda w: w.spin("cartpole/pole")[1:2],
-        ],
+        ]
     ),
     "CartpoleSwingup": Case(
         [
@@ -415,7 +415,7 @@ CASES = {
             lambda w: w.turn("cartpole/pole")[2, 2:],
             lambda w: w.turn("cartpole/pole")[0, 2:],
             lambda w: w.spin("cartpole/pole")[1:2],
-        ],
+        ]
     ),
     "FrankaCabinet": Case(
         [
@@ -424,7 +424,7 @@ CASES = {
             lambda w: w.pos("cabinet/handle") - w.pos("franka/grip"),
             lambda w: w.angles("cabinet"),
             lambda w: w.velocity("cabinet/drawer")[:1],
-        ],
+        ]
     ),
     "FrankaCubeStack": Case([*cube_stack, lambda w: w.angles("franka")[7:]]),
     "FrankaCubeStack.joint_tor": Case(
@@ -473,13 +473,10 @@ CASES = {
             lambda w: w.turn("pendulum/rod")[2, 2:],
             lambda w: w.turn("pendulum/rod")[0, 2:],
             lambda w: w.spin("pendulum/rod")[1:2],
-        ],
+        ]
     ),
     "Quadcopter": Case(
-        [
-            *flight("quadcopter/chassis", target=lambda w: np.array([0.0, 0.0, 1.0])),
-            lambda w: w.angles("quadcopter"),
-        ],
+        [*flight("quadcopter/chassis", target=lambda w: np.array([0.0, 0.0, 1.0])), lambda w: w.angles("quadcopter")]
     ),
     "ShadowHand": hand_case(shadow, "full_state", SHADOW_STATE),
     "ShadowHand.full_no_vel": hand_case(shadow, "full_no_vel", f"{WITHOUT_VELOCITIES} tips_pos action"),

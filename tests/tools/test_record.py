@@ -119,11 +119,7 @@ def test_bad_arguments_are_rejected_before_importing_torch(tool, tmp_path, argum
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (("--out", "x.mp4"), "got 'x.mp4'"),
-        (("--num-envs", "4"), "--num-envs: "),
-    ],
+    ("arguments", "line"), [(("--out", "x.mp4"), "got 'x.mp4'"), (("--num-envs", "4"), "--num-envs: ")]
 )
 def test_html_replay_rejects_mp4_and_several_envs(tool_here, arguments, line):
     done = tool_here("record", "Cartpole", "--html", *arguments)
