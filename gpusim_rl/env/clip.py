@@ -1,4 +1,4 @@
-"""Motion clips in npz files, with mjlab's array names plus the rate and the names of joints and bodies."""
+"""Motion clips in npz files, with mjlab's array names plus the frame rate and the names of joints and bodies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpusim_rl.files.budgets import CLIP_BYTES
 
 MAX_NAMES, MAX_LETTERS = 10_000, 256
 """Maximum number and length of names: a file of 2 kB can hold millions of empty names."""
-UNIT = 1e-3  # tolerance of a quaternion's length
-LIKENESS, SCALE = 0.8, 1.1  # minimum correlation of velocities with differences, maximum factor between them
-GIMBAL = 0.05  # minimum cosine of a ball joint's second angle, a divisor of rates
-STILL = 1e-3  # root mean square of velocities below which there is nothing to compare [rad/s or m/s]
-SAME, PAUSE = 1e-6, 0.1  # tolerance of equal poses [rad or m], minimum duration of standing still [s]
-HOLDS, MIN_HELD = 1.2, 4  # mean frames per pose from which poses count as held, and minimum number of poses
-STRIDE, UNEVEN = 3, 1.5  # maximum spacing of frames with own velocities, maximum ratio to position differences
+UNIT = 1e-3  # tolerance of a quaternion's norm
+LIKENESS, SCALE = 0.8, 1.1  # minimum cosine similarity to position differences, maximum ratio of norms
+GIMBAL = 0.05  # lower bound on the cosine of a ball joint's second angle, which divides rates
+STILL = 1e-3  # RMS velocity below which nothing is compared [rad/s or m/s]
+SAME, PAUSE = 1e-6, 0.1  # tolerance of equal poses [rad or m], minimum duration of a pause [s]
+HOLDS, MIN_HELD = 1.2, 4  # minimum mean frames per pose, and minimum number of poses, of a clip with held poses
+STRIDE, UNEVEN = 3, 1.5  # maximum stride of checked frames, maximum ratio of norms to position differences
 DOCS = "docs/motion.md#clips"
 ISAAC_LAB = {
     "joint_names": "dof_names",
@@ -43,7 +43,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """Motion, frame by frame. Bodies are in the world frame, orientations wxyz."""
+    """Motion of a robot, frame by frame. Body poses and velocities are in the world frame, quaternions are wxyz."""
 
     fps: float  # [Hz]
     joint_names: tuple[str, ...]
@@ -87,7 +87,7 @@ class Clip:
 
 
 def load(path: Path) -> Clip:
-    """Read a clip (ours or Isaac Lab's); raise ConfigError if invalid. Files without names: `robot_clip.load_for`."""
+    """Read a clip (ours or Isaac Lab's); raise ConfigError if invalid. Without names, use `robot_clip.load_for`."""
     return read(path, None, None)[0]
 
 
@@ -107,7 +107,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
         if missing := [field.name for field in fields(Clip) if field.name not in values]:
-            hint = "Clips of mjlab have no names: pass the robot. " if set(missing) == set(given) else ""
+            hint = "mjlab's clips have no names: pass the robot. " if set(missing) == set(given) else ""
             raise ConfigError(f"missing {', '.join(missing)}; found {present}", hint=f"{hint}See {DOCS}")
         for key in given:
             it = values[key]
@@ -174,7 +174,7 @@ def _without_holds(clip: Clip) -> Clip:
 
 
 def _with_even_velocities(clip: Clip) -> Clip:
-    """Recompute velocities that match positions only on average: resampling would pick single frames."""
+    """Recompute velocities that match the positions only when averaged over frames: resampling picks single frames."""
     own, window = _with_own_velocities(clip), max(1, round(PAUSE * clip.fps))
     for name in ("joint_vel", "body_lin_vel_w", "body_ang_vel_w"):
         for every, first in ((step, place) for step in range(2, STRIDE + 1) for place in range(step)):
@@ -205,7 +205,7 @@ def _frames(clip: Clip, chosen: np.ndarray | slice, fps: float) -> Clip:
 
 
 def _check_velocities(clip: Clip) -> None:
-    """Check velocities against changes over 0.1 s, which bridges the duplicate frames of some files."""
+    """Raise ConfigError unless velocities match pose changes over 0.1 s, a window that spans duplicate frames."""
     window = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1)
     for name, of, names, change, hint in (
         (

@@ -1,4 +1,4 @@
-"""Components of a task: commands, curriculum levels, and a curriculum for one setting."""
+"""Task components: commands, per-env curriculum levels, and a curriculum for a single setting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAST_FORWARD = 0.3  # minimum speed of a forward command [m/s]
 
 @runtime_checkable
 class Steerable(Protocol):
-    """Commands `value`, [num_envs, num_commands], that a person can override with sliders in the browser viewer."""
+    """Commands that a user can override with sliders in the browser viewer; `value`: shape [num_envs, num_commands]."""
 
     value: Float[Tensor, "envs commands"]
 
@@ -36,7 +36,7 @@ class Steerable(Protocol):
 
 
 def steerable(task: Task[Any]) -> Steerable | None:
-    """Return the commands of a task, if any."""
+    """Return a task's steerable commands, or None."""
     return next((part for part in vars(task).values() if isinstance(part, Steerable)), None)
 
 
@@ -90,7 +90,7 @@ class Commands(Stateful):
         return self.value[:, self.names.index(name)]
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs commands"] | None = None) -> None:
-        """Draw new commands in the envs of a mask; `unit`: the task's own draws from [0, 1)."""
+        """Draw new commands in the envs of a mask; `unit`: uniform numbers in [0, 1) to use instead of new ones."""
         if unit is None:
             unit = self._random.uniform(0.0, 1.0, len(self.names))
         new = unit.mul(self._span).add_(self._low)
@@ -132,7 +132,7 @@ class CommandConfig:
     y: Limits  # m/s
     yaw: Limits  # rad/s
     interval: Limits  # s between two draws
-    standing: Fraction  # fraction of commands
+    standing: Fraction  # fraction of zero commands
     heading: Fraction  # fraction of commands with heading control
     forward: Fraction  # fraction of commands straight ahead
     heading_gain: float  # yaw rate / heading error [1/s]
@@ -151,7 +151,7 @@ class CommandConfig:
 
 
 class VelocityCommands(Commands):
-    """Commands of a walking robot in its frame, x, y [m/s] and yaw rate [rad/s]; some track a heading or are zero."""
+    """Velocity commands x, y [m/s] and yaw rate [rad/s] in a walking robot's frame. Some track a heading or are 0."""
 
     draws = 8  # random numbers per draw
 
@@ -166,12 +166,12 @@ class VelocityCommands(Commands):
             rows.append([*ranges.values(), [-math.pi, math.pi], cfg.interval])
         self._stages = torch.tensor(rows, device=device).transpose(1, 2)  # low and high per stage
         self._begins = torch.tensor([stage.steps for stage in stages], dtype=torch.int64, device=device)
-        self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps that count
+        self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps counted towards stages
         self._limits = self._stages[0].clone()
         self._shares = torch.tensor([cfg.standing, cfg.heading, cfg.forward], device=device)
         self._drawn = torch.zeros(num, 5, device=device)  # x, y, yaw rate, heading [rad, world], time left [s]
-        self._kinds = torch.zeros(num, 3, dtype=torch.bool, device=device)  # standing, turning to the heading, forward
-        self.yaw = torch.zeros(num, device=device)  # of the robots [rad]; written by the task before each call
+        self._kinds = torch.zeros(num, 3, dtype=torch.bool, device=device)  # standing, heading control, forward
+        self.yaw = torch.zeros(num, device=device)  # yaw of the robots [rad]; the task writes it before each call
 
     @property
     def limits(self) -> Float[Tensor, "2 commands"]:
@@ -195,7 +195,7 @@ class VelocityCommands(Commands):
         self._follow()
 
     def advance(self, unit: Float[Tensor, "envs 8"] | None = None, error: Float[Tensor, " envs"] | None = None) -> None:
-        """Count a control step and draw due commands; stages advance only if `error` [m/s] is small (legged_gym)."""
+        """Count a step and draw due commands; stages advance only while mean `error` [m/s] is small (legged_gym)."""
         counts = self._stage_error is None or error is None or error.mean() <= self._stage_error
         self._steps += counts
         self._set_stage()
@@ -228,8 +228,8 @@ class VelocityCommands(Commands):
 class Levels(Stateful):
     """Curriculum level of each env, int64 `value` in [0, count): up after success, down after failure.
 
-    After success at the highest level an env moves to a random one, so that the policy forgets none (Rudin et al. 2021,
-    Learning to Walk in Minutes, arXiv 2109.11978, section 3). `initial` levels are clamped.
+    After success at the highest level an env moves to a random level, so that the policy does not forget easier ones
+    (Rudin et al. 2021, Learning to Walk in Minutes, arXiv 2109.11978, section 3). `initial` levels are clamped.
     """
 
     def __init__(self, task: Task[Any], count: int, *, initial: Int[Tensor, " envs"]) -> None:
@@ -250,7 +250,7 @@ class CurriculumConfig:
     start: Positive | None  # initial value; null = no curriculum
     factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # growing values are divided by it
     threshold: Positive  # mean score at which the value moves
-    window: Count  # control steps of the mean
+    window: Count  # control steps over which scores are averaged
 
 
 class Curriculum(Stateful):
@@ -267,7 +267,7 @@ class Curriculum(Stateful):
         self._low, self._high = min(start, final), max(start, final)
         self._factor = cfg.factor if start > final else 1.0 / cfg.factor
         self._value = torch.full((), start, device=task.device)
-        self._total = torch.zeros((), device=task.device)  # scores in this window
+        self._total = torch.zeros((), device=task.device)  # sum of scores in this window
         self._steps = torch.zeros((), dtype=torch.int64, device=task.device)  # control steps of this window
 
     def restored(self) -> None:
@@ -276,7 +276,7 @@ class Curriculum(Stateful):
 
     @property
     def on(self) -> bool:
-        """True if there is a curriculum."""
+        """True if the curriculum is enabled."""
         return self._cfg.start is not None
 
     @property
@@ -285,7 +285,7 @@ class Curriculum(Stateful):
         return self._value if self.on else self._final
 
     def advance(self, score: Float[Tensor, ""]) -> None:
-        """Count a control step with the mean score of all envs."""
+        """Count a control step with a score (mean over envs); move the value at the end of a successful window."""
         if not self.on:
             return
         self._total += score

@@ -46,7 +46,7 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw(Ramp):
-    """Distribution, and how a draw changes a value."""
+    """Distribution of a random number, and the operation by which it changes a value."""
 
     range: tuple[float, float]  # lower and upper bound; mean and standard deviation if gaussian
     operation: Literal["additive", "scaling"]  # a draw is added to the value, or multiplies it
@@ -67,19 +67,19 @@ class Draw(Ramp):
 
     @property
     def neutral(self) -> float:
-        """Draw that changes nothing."""
+        """Draw that leaves a value unchanged."""
         return 0.0 if self.operation == "additive" else 1.0
 
     @property
     def affine(self) -> tuple[float, float]:
-        """Offset and factor from a standard normal or uniform number to a draw (if `loguniform`, to its logarithm)."""
+        """Offset and factor that map a standard normal or uniform number to a draw (`loguniform`: to its logarithm)."""
         low, high = self.range
         if self.distribution == "loguniform":
             return math.log(low), math.log(high / low)
         return (low, high) if self.distribution == "gaussian" else (low, high - low)
 
     def apply(self, value: Tensor, draw: Tensor, steps: Int[Tensor, ""]) -> Tensor:
-        """Add the draw to the value, or multiply, at the schedule's strength."""
+        """Add the draw to the value, or multiply the value by it, at the schedule's strength."""
         changed = value + draw if self.operation == "additive" else value * draw
         return changed if self.schedule is None else torch.lerp(value, changed, self.strength(steps))
 
@@ -104,7 +104,7 @@ def parse(cls: type[T], node: Any, path: str) -> T:
 
 @contextmanager
 def named(path: str) -> Iterator[None]:
-    """Prefix the errors inside with the path of a yaml key."""
+    """Prefix errors raised in the block with the path of a yaml key."""
     try:
         yield
     except UserError as error:
@@ -116,13 +116,13 @@ def named(path: str) -> Iterator[None]:
 
 
 class Draws:
-    """Vector of draws per env, from one call to the generator. Entries without a spec are 0."""
+    """Sampler of a random vector per env, with one call to the generator. Entries without a spec are 0."""
 
     def __init__(self, specs: Sequence[Draw | None], device: torch.device) -> None:
         gaussian = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution == "gaussian"]
         others = [i for i, spec in enumerate(specs) if spec is not None and spec.distribution != "gaussian"]
         self._pairs, self._uniform = (len(gaussian) + 1) // 2, len(others)
-        # Gaussian numbers come first, in pairs; an entry that is always 0 can have any source.
+        # Gaussian numbers come first, in pairs; entries without a spec are multiplied by 0, so any source will do.
         source = [0] * len(specs)
         for place, i in (*enumerate(gaussian), *enumerate(others, start=2 * self._pairs)):
             source[i] = place

@@ -23,7 +23,7 @@ class FrozenEncoder(Protocol):
     """Frozen image encoder."""
 
     out_size: int  # number of features
-    digest: str  # of the weights
+    digest: str  # hash of the weights
     words: str  # name for the log
 
     def __call__(self, images: Mapping[str, Tensor], /) -> Tensor:
@@ -34,8 +34,8 @@ class FrozenEncoder(Protocol):
 class EncodedEnv(Environment):
     """Wrapper that gives the policy features instead of images, so that training stores no images.
 
-    The group `policy` has its numbers, then the features of the newest frames, oldest first, zeros before it.
-    Each frame is encoded once. Tasks do not render an episode's last observation; it repeats earlier frames.
+    The group `policy` has its numbers, then the features of the newest `frames` images, oldest first; zero before the
+    episode. Each image is encoded once. Tasks do not render an episode's last state: `final_obs` has older features.
 
     Args:
         env: Environment with images.
@@ -69,7 +69,7 @@ class EncodedEnv(Environment):
         self.encoder: FrozenEncoder | None = None
 
     def reset(self) -> Observation:
-        """Begin an episode in every env; build the encoder on the first call, ConfigError if it does not fit."""
+        """Begin an episode in every env. Builds the encoder once; raises ConfigError if it does not fit the images."""
         obs = self.env.reset()
         if self.encoder is None:
             self.encoder = self._make_encoder(self.env.images)
@@ -81,7 +81,7 @@ class EncodedEnv(Environment):
         return self._begin(obs)
 
     def look(self) -> Observation:
-        """Read the observation to act on again, without encoding."""
+        """Read the current observation again, without encoding images."""
         assert isinstance(self.env, VecEnv)
         return self._joined(self.env.look(), self.features)
 

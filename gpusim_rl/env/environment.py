@@ -43,15 +43,15 @@ class Step:
     truncated: Bool[Tensor, " envs"]
     """The time limit ended the episode; the value of the next state is V(final_obs)."""
     diverged: Bool[Tensor, " envs"]
-    """The physics diverged, or the action was bad; the reward is 0, and no algorithm may learn from the sample."""
+    """The physics diverged, or the action was bad; the reward is 0, and algorithms must not learn from the sample."""
     bad_action: Bool[Tensor, " envs"]
     """The action, or a control or force that `apply_action` derived from it, was NaN or infinite."""
     done: Bool[Tensor, " envs"]
     """Terminated, truncated or diverged; the env was reset."""
     incomplete: Bool[Tensor, " envs"]
-    """The return does not cover a whole episode: staggered start and truncated, or diverged."""
+    """The return does not cover a whole episode: the env diverged, or started staggered and was truncated."""
     skipped: Bool[Tensor, " envs"] | None = None
-    """Diverged envs that did not fail: the library used the step for a reset. None = the library has no such steps."""
+    """Envs marked as diverged only because the library used the step for a reset; None = the library never does."""
 
 
 class Environment(ABC):
@@ -71,7 +71,7 @@ class Environment(ABC):
         max_episode_length: Time limit [control steps].
         steps_between_truncations: Control steps within which an env is truncated at most once.
         physics_evaluations: Evaluations of the dynamics per control step, on the device.
-        frames_per_s: Control steps per second of rendered time [Hz].
+        frames_per_s: Frame rate of videos with one frame per control step [Hz].
         summary: Banner line, e.g. `control 60 Hz, episode 500 steps`.
         library: Name of the third-party library.
         on_learners_device: Whether third-party envs step on the learner's device. They may capture CUDA graphs there,
@@ -102,12 +102,12 @@ class Environment(ABC):
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
-        """Build envs of another library, on the learner's `device` if possible; raise ConfigError if that fails."""
-        raise ConfigError("cannot be built from the section env", key=cls.__name__)
+        """Build envs of another library, on the learner's `device` if possible; raise ConfigError if building fails."""
+        raise ConfigError("cannot be built from the config section env", key=cls.__name__)
 
     @classmethod
     def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
-        """Wrap vector envs of a user's script; raise ConfigError if they cannot be represented."""
+        """Wrap vector envs of a user's script; raise ConfigError if they are not supported."""
         raise ConfigError("cannot wrap existing envs", key=cls.__name__)
 
     @abstractmethod
@@ -116,11 +116,11 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: Tensor) -> Step:
-        """Step all envs once with float32 (Box) or int64 (MultiDiscrete) actions; reset those whose episode ended."""
+        """Step all envs once with float32 (Box) or int64 (MultiDiscrete) actions; reset envs whose episode ended."""
 
     @property
     def unwrapped(self) -> Environment:
-        """These envs, or the innermost ones inside observation wrappers."""
+        """Innermost environment, without observation wrappers."""
         return self
 
     @property
@@ -130,7 +130,7 @@ class Environment(ABC):
 
     @property
     def buffers(self) -> Mapping[str, tuple[int, Float[Tensor, ""]]]:
-        """Capacity and need per env of each simulator buffer that can overflow, by setting: `Sim.needs`."""
+        """Capacity and demand per env of each simulator buffer that can overflow, by setting; see `Sim.needs`."""
         return {}
 
     def first_diverged(self) -> dict[str, Any] | None:
@@ -153,7 +153,7 @@ class Environment(ABC):
         return self.reset()
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begin new episodes at the training progress in another run's `state_dict`, if envs track it."""
+        """Begin new episodes with the training progress from another run's `state_dict`, if the envs track progress."""
         return self.reset()
 
     @abstractmethod

@@ -17,7 +17,7 @@ IMAGE_HINT = "An image is uint8 [envs, height, width, channels]. Try camera.rgb 
 
 
 class HookChecks:
-    """Checks of a task's hooks, which raise TaskError. The `finite...` checks synchronise with the device."""
+    """Checks of a task's hooks; each raises TaskError. The `finite...` checks synchronise with the device."""
 
     def __init__(self, task: Task[Any], groups: ObservationGroups) -> None:
         self._name = type(task).__name__
@@ -55,7 +55,7 @@ class HookChecks:
                 self._tensor(f"{label}[{name!r}]", numbers, (self._num_envs, sizes.get(name)), torch.float32)
 
     def reward_terms(self, terms: Any) -> None:
-        """Check `Task.rewards`."""
+        """Check names, shapes and types of `Task.rewards`."""
         hook = f"{self._name}.rewards()"
         if not isinstance(terms, dict) or not terms:
             raise TaskError(
@@ -65,12 +65,12 @@ class HookChecks:
             self._tensor(f"{hook}[{name!r}]", term, (self._num_envs,), torch.float32)
 
     def stats(self, stats: Mapping[str, Any]) -> None:
-        """Check `Task.stats`."""
+        """Check shapes and types of `Task.stats`."""
         for name, value in stats.items():
             self._tensor(f"{self._name}.stats()[{name!r}]", value, (self._num_envs,), torch.float32)
 
     def mask(self, hook: str, mask: Any) -> None:
-        """Check a hook that selects envs."""
+        """Check the mask that a hook returns, bool [num_envs]."""
         self._tensor(f"{self._name}.{hook}()", mask, (self._num_envs,), torch.bool)
 
     def finite_observation(self, obs: Mapping[str, Tensor]) -> None:

@@ -130,7 +130,7 @@ _SIGMOIDS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "long_tail": lambda d, v: 1.0 / (1.0 + d * d * (1.0 / v - 1.0)),
     "tanh_squared": lambda d, v: 1.0 - torch.tanh(d * math.atanh(math.sqrt(1.0 - v))) ** 2,
 }
-"""Indicators at distance d [margins], with value v at the margin."""
+"""Sigmoids of the distance d in multiples of the margin, with value v at the margin."""
 
 
 def operational_space_torque(
@@ -142,8 +142,8 @@ def operational_space_torque(
     """Return torques [N m] for a body's acceleration a, and joint accelerations p in its null space.
 
     Operational space control (Khatib 1987, doi 10.1109/JRA.1987.1087068): with the body's inertia
-    L = (J M^-1 J^T)^-1 the torques are M p + J^T L (a - J p). They produce a with joint accelerations closest to p in
-    the metric M. Gravity and velocity-dependent forces are not included.
+    L = (J M^-1 J^T)^-1 the torques are M p + J^T L (a - J p). They produce acceleration a, with joint accelerations as
+    close to p as possible in the metric M. Gravity and velocity-dependent forces are not included.
 
     Args:
         jacobian: Jacobian J of the body.

@@ -25,11 +25,11 @@ SIGNS: dict[str, list[float]] = {
     "planar_velocity": [1.0, -1.0, -1.0],  # x, y, turn about z
     "turn": [-1.0],  # about z or x
 }
-"""Signs of the components of each kind in the mirror image; a term may hold several of a kind."""
+"""Signs of each kind's components in the mirror image; a term may hold several quantities of one kind."""
 JOINTS, ACTUATORS = "joints", "actuators"
 IMAGE = "image"
 """Kind of an image group from a camera in the robot's x-z plane: left and right swap."""
-EXACT = 1e-4  # tolerance of scan points [m]
+EXACT = 1e-4  # tolerance of mirrored scan points [m]
 
 
 class PerBody(NamedTuple):
@@ -42,7 +42,7 @@ class PerBody(NamedTuple):
 class AtSite(NamedTuple):
     """Kind of a term measured by a sensor at a site, in the site's axes: `AtSite("imu", "vector", "ang_vel")`.
 
-    The velocity of a site off the symmetry plane depends on the angular velocity, which is the group's term `omega`.
+    The velocity of a site off the symmetry plane depends on the angular velocity, given by the group's term `omega`.
     """
 
     site: str
@@ -51,7 +51,7 @@ class AtSite(NamedTuple):
 
 
 def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
-    """Derive a task's mirror images and the model's asymmetry, after `reset`; raise TaskError without mirror images."""
+    """Return mirror maps of all groups and `actions`, and the model's asymmetry, after `reset`; may raise TaskError."""
     if not isinstance(env, VecEnv):
         raise TaskError("envs of another library have no known mirror images", key=type(env).__name__)
     task, scene = env.task, env.sim.scene
@@ -89,7 +89,7 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
 
 
 def matrix(swap: SignedPermutation) -> np.ndarray:
-    """Return the matrix of a map."""
+    """Return the matrix of a signed permutation."""
     result = np.zeros((len(swap.sources), len(swap.sources)))
     result[np.arange(len(result)), swap.sources] = swap.signs
     for row, source, factor in swap.terms:
@@ -102,7 +102,7 @@ def _terms(matrix: np.ndarray, row: int = 0, column: int = 0) -> list[tuple[int,
 
 
 class _Kinds:
-    """Maps of observation terms, from their kinds."""
+    """Mirror maps of observation terms, built from their kinds."""
 
     def __init__(self, task: str, kinds: Any, image: MirrorImage) -> None:
         self._task, self._kinds, self._image = task, kinds, image
@@ -132,7 +132,7 @@ class _Kinds:
         return swap
 
     def omega_terms(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
-        """Return the angular velocity's terms for a frame that starts at column `first`."""
+        """Return matrix entries (row, column, factor) of the angular velocity for a frame that begins at `first`."""
         kind = self._kinds.get(name)
         matrix = self._image.at_site(kind.site, kind.kind)[1] if isinstance(kind, AtSite) else np.zeros((3, 3))
         if not matrix.any():

@@ -23,7 +23,7 @@ from gpusim_rl.files.paths import assets_dir, from_home
 from gpusim_rl.sim import Scene
 
 Starts = Literal["adaptive", "uniform", "first"]
-"""Start frames: any, more often where episodes fail; any, uniformly; the first of each clip."""
+"""Sampling of start frames: more often where episodes fail, uniformly over all frames, or each clip's first frame."""
 FORGETTING = 0.001  # weight of a control step in the running mean of failures
 FLOOR = 0.1  # failures per control step added to the counts, spread over all bins
 STRAIGHT = 1e-4  # angle between two quaternions [rad] below which interpolation is linear
@@ -78,7 +78,7 @@ def _slerp(a: Array, b: Array, share: np.ndarray) -> Array:
 
 
 class Frame(NamedTuple):
-    """Frame for each env, in the order of the clips' joints and bodies; world frame, wxyz."""
+    """Motion frame of each env: joints and bodies in the clips' order, bodies in the world frame, quaternions wxyz."""
 
     joint_pos: Float[Tensor, "envs joints"]
     joint_vel: Float[Tensor, "envs joints"]
@@ -120,10 +120,10 @@ def _rows(name: str, clip: Clip, rate: float) -> Array:
 
 
 class Playhead(Stateful):
-    """Current frame of each env, and the choice of start frames.
+    """Current frame of each env, and sampling of start frames.
 
-    Adaptive starts follow BeyondMimic (arXiv 2508.08241): bins of about a second are drawn in proportion to the mean
-    number of episodes that fail in them. The last frame of a clip is never a start.
+    Adaptive sampling follows BeyondMimic (arXiv 2508.08241): bins of about a second are drawn in proportion to the mean
+    number of episodes that fail in them. The last frame of a clip is never a start frame.
     """
 
     draws = 2  # random numbers per start
@@ -142,7 +142,7 @@ class Playhead(Stateful):
         self._bin = torch.bucketize(every_frame, self._begins, right=True) - 1
         self._last = motions.last.index_select(0, torch.bucketize(every_frame, motions.last))
         self.index = torch.ones(num, dtype=torch.int64, device=device)  # frame to reach by the end of the control step
-        self.failures = torch.zeros(len(begins), device=device)  # mean number per control step, by bin
+        self.failures = torch.zeros(len(begins), device=device)  # mean failed episodes per control step, by bin
         self._now = torch.zeros_like(self.failures)
 
     def restored(self) -> None:
@@ -150,7 +150,7 @@ class Playhead(Stateful):
         self.index.clamp_(max=len(self._last) - 1)
 
     def chances(self) -> Float[Tensor, " bins"]:
-        """Return the probability of each bin."""
+        """Return the probability that an episode starts in each bin."""
         if self._starts == "first":
             weights = torch.ones_like(self.failures)
         elif self._starts == "uniform":
@@ -160,7 +160,7 @@ class Playhead(Stateful):
         return weights / weights.sum()
 
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
-        """Choose start frames from uniform numbers in [0, 1); masked envs then track the following frames."""
+        """Return start frames sampled with uniform numbers in [0, 1); masked envs then track the following frames."""
         ends = self.chances().cumsum(0)
         chosen = torch.bucketize(unit[:, 0] * ends[-1], ends, right=True).clamp_(max=len(ends) - 1)
         sizes = self._sizes.index_select(0, chosen)

@@ -39,7 +39,7 @@ class NanGuard:
         self._found = torch.zeros((), dtype=torch.bool, device=sim.device)
 
     def before_step(self, action: Shaped[Tensor, "envs actions"]) -> None:
-        """Keep all states and actions before the physics, until an env diverges."""
+        """Store the states and actions of all envs before the physics, until an env diverges."""
         self._keep(torch.cat([*self._state(), action], dim=1), self._before)
 
     def after_step(
@@ -104,6 +104,6 @@ def put_state(sim: Sim, state: Mapping[str, Mapping[str, Tensor]]) -> None:
 
 
 def state_keys(articulation: Articulation) -> tuple[str, ...]:
-    """Return the properties that make up an articulation's state."""
+    """Return the names of the properties that make up an articulation's state."""
     moved = ("mocap_poses",) if articulation.mocap_poses.shape[1] else ()
     return (*(_ROOT if articulation.free_root else ()), "joint_pos", "joint_vel", *moved)

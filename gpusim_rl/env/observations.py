@@ -35,9 +35,9 @@ class TermSettings:
     """Settings of a term in `task.observations`."""
 
     noise: Any = None  # standard deviation, bounds [low, high] of uniform noise, or IsaacGymEnvs' settings [unit]
-    delay: Natural | Annotated[tuple[int, int], LEAST_TO_MOST] = 0  # [control steps], or the range of draws
+    delay: Natural | Annotated[tuple[int, int], LEAST_TO_MOST] = 0  # [control steps], or [min, max] of random delays
     history: Count = 1  # number of frames, up to the current control step
-    used: bool = True  # by the policy; otherwise only the group `teacher` has it
+    used: bool = True  # whether the policy observes it; otherwise only the group `teacher` has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class ObservationGroups:
 
     def __init__(self, task: Task[Any], settings: Mapping[str, Any], noise: Noise | None, seed: int) -> None:
         self._task, self._settings, self._noise, self._seed = task, settings, noise, seed
-        self._scales: dict[str, Tensor] = {}  # of groups with scaled terms
+        self._scales: dict[str, Tensor] = {}  # factors of groups with scaled terms
         self.sizes: dict[str, int] = {}  # of numeric groups
         self.images: dict[str, ImageShape] = {}
         self.terms: dict[str, tuple[ObservationTerm, ...]] = {}  # terms by group, in order
@@ -75,7 +75,7 @@ class ObservationGroups:
         """Determine the groups from a first observation; raise TaskError or ConfigError for unknown terms or keys."""
         task, name = self._task, type(self._task).__name__
         named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
-        known = {term for terms in named.values() for term in terms} | task.units.keys()  # units of any mode
+        known = {term for terms in named.values() for term in terms} | task.units.keys()  # units of all modes' terms
         for attribute in ("scales", "sources"):
             for term in getattr(task, attribute):
                 if term not in known:
@@ -149,8 +149,8 @@ class ObservationGroups:
 class SensorModel(SeededDraws):
     """Sensor model of the policy's observation: noise, delay and history.
 
-    Noise is drawn in every control step and at the start of an episode, the delay of each env and term at the start.
-    The first frame of an episode fills the history. Noise on the `whole` observation is applied last.
+    Noise is drawn in every control step and at the start of an episode, the delay of each env and term only at the
+    start. The first frame of an episode fills the history. Noise on the `whole` observation is applied last.
     """
 
     _stream = 1 << 33
@@ -169,7 +169,7 @@ class SensorModel(SeededDraws):
         self._ring = torch.zeros(self._frames, num_envs, size, device=device) if self._frames > 1 else None
         self._newest = torch.zeros(1, dtype=torch.int64, device=device)  # index of the newest frame
         self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)  # episode has just begun
-        # For each entry of the observation: column in a frame, term, and age of its frame without the delay.
+        # For each entry of the observation: column in a frame, term index, and age of its frame before the delay.
         ends = itertools.accumulate(term.size for term in terms)
         numbers = [
             (column, owner, age)
@@ -185,7 +185,7 @@ class SensorModel(SeededDraws):
         self._draw_step()
 
     def advance(self) -> None:
-        """Begin a control step, before `read`: new noise, and a slot for a new frame."""
+        """Begin a control step, before `read`: draw new noise, and move to the ring buffer's slot for a new frame."""
         self.steps += 1
         self._draw_step()
         if self._ring is not None:
@@ -205,7 +205,7 @@ class SensorModel(SeededDraws):
     def read(
         self, frame: Float[Tensor, "envs numbers"], scales: Float[Tensor, " numbers"] | None
     ) -> Float[Tensor, "envs size"]:
-        """Return readings of the true, unscaled observation; a second call in a step replaces the newest frame."""
+        """Return scaled readings of a true, unscaled observation; another call in a step replaces the newest frame."""
         if self._noise is not None:
             frame = self._noise.apply(frame)
         if scales is not None:

@@ -20,7 +20,7 @@ from gpusim_rl.sim.actuators import DAMPING, RESISTANCE, STIFFNESS, is_dc_motor,
 from gpusim_rl.sim.params import FIELDS
 
 LEAST_MASS = 0.01
-"""Lower limit of drawn mass and inertia, relative to the model's."""
+"""Lower limit of drawn masses and inertias, relative to the model's values."""
 LEAST_FRICTION = 1e-5
 """Lower limit of drawn sliding, torsional and rolling friction: MuJoCo's `mjMINMU`."""
 
@@ -33,9 +33,9 @@ _AFFINE_BIAS, _NO_BIAS = mujoco.mjtBias.mjBIAS_AFFINE.value, mujoco.mjtBias.mjBI
 class Quantity:
     """Physical quantity of some elements: default values and a setter."""
 
-    default: Float[Tensor, "..."]  # of the model, [elements] or [elements, 3]; [3] for gravity
-    write: Callable[[Tensor, Bool[Tensor, " envs"]], None]  # [num_envs, *default.shape], in the envs of a mask
-    low: Tensor | float | None = None  # limit of drawn values
+    default: Float[Tensor, "..."]  # values of the model, [elements] or [elements, 3]; [3] for gravity
+    write: Callable[[Tensor, Bool[Tensor, " envs"]], None]  # sets values, [num_envs, *default.shape], in masked envs
+    low: Tensor | float | None = None  # limits of drawn values
     high: Tensor | float | None = None
 
 
@@ -69,7 +69,7 @@ class ActorProperties(Stateful):
         return SECTIONS[section][name](self, elements)
 
     def param(self, field: str, elements: Sequence[str] | None) -> Param:
-        """Return a parameter of the simulator for some elements."""
+        """Return a parameter of the simulator for the given elements."""
         return self.sim.param(field, self.name, elements)
 
     def joints(self, elements: Sequence[str] | None) -> list[str]:
@@ -83,7 +83,7 @@ class ActorProperties(Stateful):
         return list(known if elements is None else elements)
 
     def drives(self, elements: Sequence[str] | None) -> list[Drive]:
-        """Return the actuators on some joints."""
+        """Return the actuators on the given joints."""
         model, joints, prefix = self.model, self.joints(elements), self.sim.scene.prefix(self.name)
         drives = []
         for i in range(model.nactuator):
@@ -94,7 +94,7 @@ class ActorProperties(Stateful):
 
 
 GetQuantities = Callable[[ActorProperties, Sequence[str] | None], list[Quantity]]
-"""Lookup of a property's quantities for some elements, None = all; raises TaskError if there are none."""
+"""Lookup of a property's quantities for the given elements, None = all; raises TaskError if there are none."""
 
 
 def _column(
@@ -105,7 +105,7 @@ def _column(
     low: Tensor | float | None = None,
     high: Tensor | float | None = None,
 ) -> Quantity:
-    """Return a column of a parameter, or the whole parameter."""
+    """Return the quantity of a parameter's column, or of the whole parameter."""
     if index is None:
         return Quantity(param.default, param.set, low, high)
 
@@ -116,12 +116,12 @@ def _column(
 
 
 def _field(field: str, column: int | None = None, *, low: float | None = 0.0) -> GetQuantities:
-    """Return a property that is a field of the model, or its column."""
+    """Return the lookup of a property that is a model field, or one of its columns."""
     return lambda actor, elements: [_column(actor.param(field, elements), column, low=low)]
 
 
 def _servo_column(model: mujoco.MjModel, i: int) -> int | None:
-    """Return the bias column of a servo's negated gain: 1 = position, 2 = velocity."""
+    """Return the bias column with a servo's negated gain: 1 = position, 2 = velocity; None for other actuators."""
     gain, bias = model.actuator_gainprm[i, 0], model.actuator_biasprm[i]
     if gain == 0.0 or model.actuator_gaintype[i] != _FIXED_GAIN or model.actuator_biastype[i] != _AFFINE_BIAS:
         return None
@@ -138,7 +138,7 @@ def _drive_column(
 
 
 def _gains(actor: ActorProperties, servos: Sequence[Drive], column: int) -> list[Quantity]:
-    """Return the gain of servos: the first gain column, and negated in a bias column."""
+    """Return the gain of servos, which is in the first gain column and, negated, in a bias column."""
     gains = _drive_column(actor, servos, "actuator_gainprm", 0)
     biases = _drive_column(actor, servos, "actuator_biasprm", column, sign=-1.0)
 
@@ -152,7 +152,7 @@ def _gains(actor: ActorProperties, servos: Sequence[Drive], column: int) -> list
 def _undriven(
     actor: ActorProperties, elements: Sequence[str] | None, drives: Sequence[Drive], field: str
 ) -> list[Quantity]:
-    """Return a field of the joints without any of these drives."""
+    """Return a field of the joints that have no actuator in `drives`."""
     driven = {drive.joint for drive in drives}
     joints = [joint for joint in actor.joints(elements) if joint not in driven]
     return _field(field)(actor, joints) if joints else []
@@ -186,7 +186,7 @@ def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Qua
 
 
 def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effort: NDArray[np.float64]) -> Quantity:
-    """Return actuator efforts [N m or N] that scale a parameter."""
+    """Return actuator efforts [N m or N] as a quantity; writing it scales a parameter in proportion."""
     param = actor.param(field, [drive.name for drive in drives])
     default = torch.as_tensor(effort, dtype=torch.float32).to(actor.sim.device)
 
@@ -214,7 +214,7 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
         quantities.append(_with_stall(actor, limited, quantity))
     if motors:
         ids = [drive.index for drive in motors]
-        controls = model.actuator_ctrladr[ids]  # a motor has one
+        controls = model.actuator_ctrladr[ids]  # a motor has one control
         control = abs(model.actuator_ctrlrange[controls]).max(axis=1)
         control[model.actuator_ctrllimited[controls] == 0] = 1.0
         effort = control * abs(model.actuator_gainprm[ids, 0]) * abs(model.actuator_gear[ids, 0])
@@ -225,7 +225,7 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
 
 
 def _with_stall(actor: ActorProperties, limited: list[Drive], effort: Quantity) -> Quantity:
-    """Scale the stall effort of DC motors with their effort limits."""
+    """Make the stall effort of DC motors scale with their effort limits."""
     columns = [column for column, drive in enumerate(limited) if is_dc_motor(actor.model, drive.index)]
     if not columns:
         return effort
@@ -248,7 +248,7 @@ def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
 
 
 def _limit(column: int) -> GetQuantities:
-    """Return the property of lower or upper joint limits [rad or m], which never cross."""
+    """Return the lookup of lower or upper joint limits [rad or m], which never cross."""
 
     def find(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
         param = actor.param("jnt_range", elements)
@@ -266,7 +266,7 @@ class Inertia(Stateful):
         self.names = [name for name in names if actor.model.body(f"{prefix}{name}").mass[0] > 0.0]
         self._owner, self._param = actor.name, actor.param
         self._inertia = actor.param("body_inertia", self.names)
-        self.density = torch.ones(actor.sim.num_envs, len(self.names), device=actor.sim.device)  # mass / model's
+        self.density = torch.ones(actor.sim.num_envs, len(self.names), device=actor.sim.device)  # mass / model's mass
         self.spread = torch.ones_like(self.density)
 
     def mass(self, elements: Sequence[str] | None) -> Quantity:
@@ -281,7 +281,7 @@ class Inertia(Stateful):
         return Quantity(param.default, write, low=LEAST_MASS * param.default)
 
     def factor(self, elements: Sequence[str] | None) -> Quantity:
-        """Return the separate inertia factors; raise like `mass`."""
+        """Return the inertia factors `spread`; raise TaskError for a body without mass."""
         _, columns = self._find(elements)
         default = torch.ones(len(columns), device=columns.device)
         return Quantity(default, lambda value, where: self._scale(self.spread, columns, value, where), low=LEAST_MASS)
@@ -301,7 +301,7 @@ class Inertia(Stateful):
 
 
 def scene_quantity(param: Param) -> Quantity:
-    """Return gravity, a parameter in `PICTURES`, or geom colours. Directions keep their length, colours their alpha."""
+    """Return gravity, a parameter in `PICTURES` or geom colours. Directions stay unit vectors, alpha is unchanged."""
     if param.name in ("cam_quat", "light_dir"):
         return Quantity(param.default, lambda value, where: param.set(normalize(value, dim=-1), where))
     if param.name in ("mat_rgba", "geom_rgba"):
@@ -317,7 +317,7 @@ def scene_quantity(param: Param) -> Quantity:
 
 _LIMITS = {"cam_fovy": (1.0, 179.0), "light_ambient": (0.0, 1.0), "light_diffuse": (0.0, 1.0)}
 PICTURES = [name for name, field in FIELDS.items() if field.pictures and field.of != "geom"]
-"""Properties of cameras, lights and materials, by their names in `Sim.param`."""
+"""Names in `Sim.param` of the properties of cameras, lights and materials."""
 
 SECTIONS: dict[str, dict[str, GetQuantities]] = {
     "dof_properties": {
@@ -343,7 +343,7 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
     },
     "tendon_properties": {"stiffness": _field("tendon_stiffness"), "damping": _field("tendon_damping")},
 }
-"""Properties of an actor, by section and name of the yaml."""
+"""Properties of an actor, by section and key in the yaml."""
 
 UNSUPPORTED = {
     "velocity": "MuJoCo does not limit joint velocities. Try damping",

@@ -23,10 +23,10 @@ class Pushes(Ramp):
     """Pushes on an articulation, at random times per env."""
 
     interval_s: Annotated[tuple[float, float], LEAST_TO_MOST]  # between two pushes [s]
-    velocity: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None  # horizontal, added to the root's [m/s]
+    velocity: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None  # horizontal change of root velocity [m/s]
     force: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None  # on each body, in any direction [N]
-    duration_s: Positive | None = None  # of a force [s]; null = one control step
-    bodies: Names | None = None  # that forces act on; null = the root
+    duration_s: Positive | None = None  # duration of a force [s]; null = one control step
+    bodies: Names | None = None  # bodies that forces act on; null = the root
 
     def __post_init__(self) -> None:
         if (self.velocity is None) == (self.force is None):
@@ -53,9 +53,9 @@ class PushTimer(Stateful):
 class PushConfig:
     """Settings of a task's pushes, `task.push`: changes to the root's velocity, world frame."""
 
-    interval: Annotated[tuple[float, float], LEAST_TO_MOST]  # s between two pushes
-    lin_vel: Bounds  # m/s along x, y and z; maximum
-    ang_vel: Bounds  # rad/s about x, y and z; maximum
+    interval: Annotated[tuple[float, float], LEAST_TO_MOST]  # time between two pushes [s]
+    lin_vel: Bounds  # maximum along x, y and z [m/s]
+    ang_vel: Bounds  # maximum about x, y and z [rad/s]
 
 
 class RootPushes(PushTimer):
@@ -84,18 +84,18 @@ class Pusher(PushTimer):
         super().__init__(torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device))  # control steps
         self.spec = spec
         self.robot: Articulation = sim.articulation(actor)
-        self.gap = [max(1, round(seconds / dt)) for seconds in spec.interval_s]  # control steps
+        self.gap = [max(1, round(seconds / dt)) for seconds in spec.interval_s]  # between pushes [control steps]
         self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
         if spec.velocity is not None:
             if not self.robot.free_root:
-                raise ConfigError(f"{actor!r} has a fixed base, which cannot be given a velocity", hint="Try force")
+                raise ConfigError(f"{actor!r} has a fixed base, so velocity pushes are not possible", hint="Try force")
             return
         names = spec.bodies or self.robot.body_names[:1]
         self.bodies = self.robot.bodies(names)
         for name in names:
             if sim.scene.model.body(f"{sim.scene.prefix(actor)}{name}").weldid[0] == 0:
                 raise ConfigError(f"{name!r} of {actor!r} is fixed to the world", hint="Try other bodies")
-        self.left = torch.zeros_like(self.wait)  # control steps left of the force
+        self.left = torch.zeros_like(self.wait)  # control steps for which the force still acts
         self.force = torch.zeros_like(self.bodies.pos)
         self.held = torch.zeros_like(self.bodies.wrench)  # wrench set by the task
 

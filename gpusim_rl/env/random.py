@@ -67,7 +67,7 @@ class EnvRandom:
         self._state.copy_(_mix_all(env_ids.add_(stream)))
 
     def _bits(self, count: int) -> Int[Tensor, "envs count"]:
-        """Return int64 whose 31 highest bits are random."""
+        """Return int64 numbers whose 31 highest bits are random."""
         if count > len(self._steps):
             self._steps = self._multiples(count)
         bits = _mix(self._state[:, None] + self._steps[:count])

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 PATH = "task.randomization_params"
 _KEYS = ("frequency", "observations", "actions", "latency", "sim_params", "actor_params", "picture_params")
 
-# The schema. Names and meanings are those of IsaacGymEnvs; comments that begin with "ours" mark our extensions.
+# Schema: names and meanings match IsaacGymEnvs; comments that begin with "ours" mark our extensions.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Property(Draw):
 class Latency:
     """Delay of actions, drawn for each episode (ours)."""
 
-    range: Annotated[tuple[int, int], LEAST_TO_MOST]  # least and most delay [control steps]
+    range: Annotated[tuple[int, int], LEAST_TO_MOST]  # minimum and maximum delay [control steps]
 
 
 class _ActionQueue(Stateful):
@@ -111,7 +111,7 @@ class Randomizer(SeededDraws, Stateful):
         self.params = self._settings = plain(params)
         self._random = EnvRandom(num_envs, device, seed + self._stream)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the run, for schedules
-        self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)  # control steps since the draws at a reset
+        self.age = torch.zeros(num_envs, dtype=torch.int64, device=device)  # control steps since the last reset draw
         _check_keys(params, PATH, _KEYS)
         self._frequency = params.get("frequency", 1)
         if type(self._frequency) is not int or self._frequency < 1:
@@ -221,7 +221,7 @@ class Randomizer(SeededDraws, Stateful):
 
 
 Properties = Mapping[str, Callable[[Sequence[str] | None], list[Quantity]]]
-"""Lookup of a property's quantities for some elements, None = all, by the property's name."""
+"""Lookup of a property's quantities for the given elements, None = all, by the property's name."""
 
 
 def _properties(
@@ -237,7 +237,7 @@ def _properties(
 
 
 def _effective(spec: Property, quantities: list[Quantity], path: str) -> list[Quantity]:
-    """Drop the quantities that scaling cannot change: the model's values are 0."""
+    """Drop the quantities that scaling cannot change because the model's values are 0."""
     if spec.operation == "additive":
         return quantities
     effective = [quantity for quantity in quantities if quantity.default.count_nonzero()]

@@ -17,7 +17,7 @@ from gpusim_rl.sim import Sim
 
 
 class ReachedStates:
-    """Ring buffer of reached states, used as starts that exploration alone rarely reaches.
+    """Ring buffer of reached states, used as initial states that exploration alone rarely reaches.
 
     Cf. Salimans and Chen 2018 (arXiv 1812.03381: from a demonstration), Florensa et al. 2017 (arXiv 1707.05300: where
     the goal is sometimes reached). A state comprises all articulations and the task's per-env tensors. A capacity below
@@ -34,7 +34,7 @@ class ReachedStates:
         self._cfg, self._task = cfg, task
         self._random = EnvRandom(envs, sim.device, seed + 1)
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
-        world = {"root_ang_vel_local": "root_ang_vel"}  # as `set_state` needs it
+        world = {"root_ang_vel_local": "root_ang_vel"}  # `set_state` takes the world frame
         self._fields = [(name, world.get(key, key)) for name, a in self._articulations.items() for key in state_keys(a)]
         # An extra row receives the states that are not kept.
         self._states = [self._ring(value) for value in self._sim_state()]
@@ -42,7 +42,7 @@ class ReachedStates:
         self.total = torch.zeros((), dtype=torch.int64, device=sim.device)
 
     def seed(self, seed: int) -> None:
-        """Restart all choices from a seed."""
+        """Restart the random streams from a seed."""
         self._random.seed(seed + 1)
 
     def _ring(self, value: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class ReachedStates:
 
     def _task_tensors(self) -> dict[str, Tensor]:
         task = self._task
-        shared = {id(task.actions), id(task.progress)}  # VecEnv's
+        shared = {id(task.actions), id(task.progress)}  # owned by VecEnv
         kept = kept_tensors(vars(task))
         return {name: x for name, x in kept if x.ndim and x.shape[0] == task.num_envs and id(x) not in shared}
 

@@ -1,4 +1,4 @@
-"""Motion clips of robots: match, check, record."""
+"""Motion clips of robots: matching, validation and recording."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpusim_rl.sim import Scene
 
 FRAMES = 30  # frames whose kinematics are checked
 FAR, TURNED = 0.02, 0.1  # tolerance of body poses, position [m] and rotation [rad]
-MOST = 4  # names in a message
+MOST = 4  # maximum number of names in a message
 
 
 def scene_of(robot: str | Path) -> Scene:
-    """Return a scene with ground and a robot named `robot`; the argument is as in `Scene.add`."""
+    """Return a scene with ground and a robot named `robot`; see `Scene.add` for the argument."""
     scene = Scene(50.0)
     scene.add_ground()
     scene.add("robot", robot)
@@ -29,7 +29,7 @@ def scene_of(robot: str | Path) -> Scene:
 
 
 def load_for(path: Path, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
-    """Read a clip for a robot, which supplies missing names; lift Isaac Lab's clips out of the ground. See `fit`."""
+    """Read a clip, add missing names, and `fit` it to a robot; lift Isaac Lab's clips out of the ground."""
     clip, is_isaac_lab = read(path, *(list(scene.elements_of(robot, kind)) for kind in ("joint", "body")))
     try:
         fitted = fit(clip, scene, robot, bodies)

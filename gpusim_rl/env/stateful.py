@@ -12,7 +12,7 @@ from gpusim_rl.errors import warn
 
 
 class Stateful:
-    """Component with its own tensors (commands, a curriculum), saved with its owner's."""
+    """Component (commands, a curriculum) whose tensors are saved in its owner's state."""
 
     def restored(self) -> None:
         """Recompute values derived from restored tensors and the current settings; called after a restore."""
@@ -37,9 +37,9 @@ def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
 
 
 class SeededDraws:
-    """Random draws by settings. If a checkpoint's settings differ, redraw everything and continue the schedules."""
+    """Random draws configured by `_settings`. If a checkpoint's settings differ, redraw all; the schedules continue."""
 
-    _stream: ClassVar[int]  # offset to the run's seed, different from the task's and other draws'
+    _stream: ClassVar[int]  # offset to the run's seed, unique among all draws
     _key: ClassVar[str] = "settings"  # key of `_settings` in a checkpoint
     _settings: Any  # plain values
     _random: EnvRandom
@@ -49,7 +49,7 @@ class SeededDraws:
         raise NotImplementedError
 
     def _redraw(self, state: Mapping[str, Any]) -> None:
-        """Redraw everything, at the progress of a state with other settings."""
+        """Redraw everything at the training progress of a saved state with different settings."""
         self._draw_step()
 
     def seed(self, seed: int) -> None:

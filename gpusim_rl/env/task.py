@@ -28,7 +28,7 @@ MOST_SUBSTEPS = 10_000
 class ResetFromConfig:
     """Settings of resets to reached states."""
 
-    share: Fraction = 0.0  # of the resets that start from a reached state; 0 = none
+    share: Fraction = 0.0  # fraction of resets that start from a reached state; 0 = none
     capacity: Count = 4096  # number of stored states; the newest replace the oldest
     chance: Annotated[float, Rule("a number in (0, 1]", lambda value: 0.0 < value <= 1.0)] = 0.05  # of storing a state
 
@@ -59,7 +59,7 @@ class TaskConfig:
             raise ConfigError(key="task.physics_hz", expected=expected, got=physics, hint=hint)
 
     def whole_episodes(self: Cfg) -> Cfg:
-        """Return these settings for an evaluation: whole episodes from the task's own starts."""
+        """Return a copy of the settings for an evaluation: whole episodes from the task's own initial states."""
         return dataclasses.replace(self, randomize_episode_start=False, reset_from=ResetFromConfig())
 
     @property
@@ -106,7 +106,7 @@ class Task(ABC, Generic[Cfg]):
     sources: ClassVar[Mapping[str, str]] = {}  # where a robot gets observation terms: docs/export.md
     per_env_errors: ClassVar[tuple[str, ...]] = ()  # attributes with per-env sensor or drive errors; exports omit them
     scales: Mapping[str, float] = {}  # factors on observation terms, default 1; set in `__init__`
-    mirrors: ClassVar[Mapping[str, Any]] = {}  # kinds of observation terms: docs/add_a_task.md#mirror-images
+    mirrors: ClassVar[Mapping[str, Any]] = {}  # kinds of terms in the mirror image: docs/add_a_task.md#mirror-images
 
     def __init__(self, cfg: Cfg, sim: Sim) -> None:
         """Set the common attributes. Subclasses call it first, then look up bodies and joints by name."""
@@ -164,7 +164,7 @@ class Task(ABC, Generic[Cfg]):
         """
 
     def worth_keeping(self) -> Bool[Tensor, " envs"]:
-        """Return the envs whose state can start another episode (`cfg.reset_from`), bool [num_envs]; default all."""
+        """Return the envs whose state may become an initial state (`cfg.reset_from`), bool [num_envs]; default all."""
         return torch.ones_like(self.progress, dtype=torch.bool)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:

@@ -31,7 +31,7 @@ COMPILED = {
     "_write_starts": "the reset",
     "_look": "the observation",
 }
-"""Methods of `VecEnv` that can be compiled, with their names in warnings. None calls another."""
+"""Methods of `VecEnv` that can be compiled, with their names in warnings. They do not call each other."""
 
 
 class VecEnv(Environment):
@@ -110,11 +110,11 @@ class VecEnv(Environment):
 
     @property
     def buffers(self) -> dict[str, tuple[int, Float[Tensor, ""]]]:
-        """Capacity and need per env of each simulator buffer, by setting: `Sim.needs`."""
+        """Capacity and demand per env of each simulator buffer, by setting; see `Sim.needs`."""
         return {name: (self.sim.buffers[name], need) for name, need in self.sim.needs.items()}
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """See `NanGuard.read`."""
+        """Return the first divergence, or None; see `NanGuard.read`."""
         return self.nan_guard.read()
 
     def reset(self) -> Observation:
@@ -133,7 +133,7 @@ class VecEnv(Environment):
         return self.begin_episodes(everywhere, staggered=self.cfg.randomize_episode_start)
 
     def begin_episodes(self, where: Bool[Tensor, " envs"], *, staggered: bool = False) -> Observation:
-        """Begin episodes in the envs of a mask, if `staggered` in mid time limit; return all observations to act on."""
+        """Begin episodes in masked envs (partway through the time limit if `staggered`); return all observations."""
         # The order matters: the scene's default state, the task's random state, the resulting body poses.
         self.sim.reset(where)
         self._write_starts(where)
@@ -146,7 +146,7 @@ class VecEnv(Environment):
         return self.look()
 
     def look(self) -> Observation:
-        """Read the observation to act on again, after a change in what the task observes."""
+        """Recompute the observation to act on after a change in what the task observes."""
         self._obs = self._look()
         return self._obs
 
@@ -197,7 +197,7 @@ class VecEnv(Environment):
     def _before_physics(
         self, action: Shaped[Tensor, "envs actions"]
     ) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
-        """Apply the actions; return the envs with a bad action, and those with a bad control or force."""
+        """Apply the actions; return the masks of envs with a bad action and of envs with a bad control or force."""
         task, randomizer = self.task, self.randomizer
         bad_action = not_finite([action]) if self._last_option is None else action.isnan().any(dim=1)
         self.put_action(action)
@@ -210,7 +210,7 @@ class VecEnv(Environment):
         return bad_action, bad_input
 
     def _after_physics(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
-        """Return the step; its `obs` is still `final_obs`."""
+        """Return the step's results before the resets: `obs` is still `final_obs`."""
         task = self.task
         if self.randomizer is not None:
             self.randomizer.after_physics()
@@ -294,7 +294,7 @@ class VecEnv(Environment):
     def _observe(self) -> Observation:
         raw = self._task_obs()
         obs, limit = self._groups.read(raw), self.cfg.clip_observations
-        # New memory: a task may return a view of the simulator's memory, and an earlier Step must not change.
+        # Copied: a task may return a view of the simulator's memory, and an earlier Step must not change.
         if limit is None:
             return {group: value.clone() if value is raw.get(group) else value for group, value in obs.items()}
         # Infinity becomes NaN (0 * inf) instead of the limit; finite values keep their bits.

@@ -1,4 +1,4 @@
-"""Bridge: <checkout>/tasks/<file> is gpusim_rl.tasks.<file>; in a wheel it really is here."""
+"""Package alias: <checkout>/tasks/<file> is imported as gpusim_rl.tasks.<file>; a wheel has the files here."""
 
 from gpusim_rl.files.paths import tasks_dir
 
