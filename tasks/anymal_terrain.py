@@ -74,7 +74,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     Observations, commands, rewards and curriculum match IsaacGymEnvs' AnymalTerrain. Differences: physics runs four
     steps per action (original: five, contrary to its settings); after the hardest level comes a random one, not the
     easiest; whether a robot moves down depends on its own command (original: on the norm over all robots reset in the
-    same step); stairs rise within 10 cm; rough ground is +-2.5 cm at the easiest level and +-10 cm at the hardest
+    same step); stair risers slope over 10 cm; rough ground is +-2.5 cm at the easiest level and +-10 cm at the hardest
     (original: at all levels); foot radius is 4 cm, not 3 cm; friction is not randomised; with zero commanded velocity a
     robot turns to the commanded heading, not to +x.
 
@@ -99,9 +99,9 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     roll and pitch rate, torques, changes of joint velocities and actions, and knee contacts. `floor` raises a negative
     sum to 0. Start: above the platform of a patch, +-0.5 m; the stance with each joint angle x 0.5 to 1.5, joint
     velocities +-0.1 rad/s; one random command per episode. Every 15 s a push sets the horizontal velocity of all robots
-    within +-1 m/s. Each env keeps one kind of patch. At the end of an episode it moves up a level if the robot walked
-    further than half a patch, down a level if it walked less than a quarter of the commanded distance. Termination:
-    more than 1 N on the base.
+    at random within +-1 m/s. Each env keeps one kind of patch. At the end of an episode it moves up a level if the
+    robot walked further than half a patch, down a level if it walked less than a quarter of the commanded distance.
+    Termination: more than 1 N on the base.
 
     Log: `success`, share of episodes in which the robot walked further than half a patch. Levels differ between runs,
     so compare runs with `fixed_level`, which puts all robots on one level.
@@ -260,7 +260,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         }
 
     def _velocity(self) -> tuple[Float[Tensor, "envs 2"], Bool[Tensor, " envs"]]:
-        """Return the commanded x and y velocity [m/s], and whether it is above `LEAST_SPEED`."""
+        """Return the commanded x and y velocity [m/s], 0 up to `LEAST_SPEED`, and the mask of envs above it."""
         velocity = self.commands.value[:, :2]
         walks = _norm(velocity) > LEAST_SPEED
         return velocity * walks[:, None], walks

@@ -43,8 +43,8 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     | 3   | pole_sin  | sine of the pole angle               | -     |
     | 4   | pole_vel  | angular velocity of the pole         | rad/s |
 
-    With `vision=rgb`, the critic and a teacher get these. The policy gets `camera` images from next to the rail and
-    infers velocities from successive frames (`network.encoder.frames`).
+    With `vision=rgb`, the critic and a teacher get these observations. The policy gets images of `camera`, next to the
+    rail, and infers velocities from successive frames (`network.encoder.frames`).
 
     Reward per step, from 0 to 1: (1 + cosine of the angle) / 2 x (1 + 0.1^(x^2)) / 2 x (1 + 0.1^(v^2)) / 2 x (4 + 1 -
     a^2) / 5, with x the position of the cart / 2 m, v the angular velocity / 5 rad/s and a the action. Start: in the

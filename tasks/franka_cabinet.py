@@ -42,13 +42,13 @@ class FrankaCabinetConfig(TaskConfig):
 
 
 class FrankaCabinet(Task[FrankaCabinetConfig]):
-    """FrankaCabinet: open a drawer, the top one of a cabinet, by its handle.
+    """FrankaCabinet: open the top drawer of a cabinet, by its handle.
 
     Observations, actions and reward terms match IsaacGymEnvs' FrankaCabinet. Differences: the cabinet model is our own,
-    with an empty drawer; the gripping point is between the fingertips, not next to them; targets stay near the joints,
-    which keeps speeds near the robot's limits (PhysX enforces them). An episode ends when the drawer is open, so
-    holding it almost open earns more; `end_when_open=false` avoids this. Log: `success`, share of episodes that end
-    with an open drawer.
+    with an empty drawer; the gripping point is between the fingertips, not next to them; joint targets stay near the
+    joint positions, which keeps speeds near the robot's limits (PhysX enforces them). An episode ends when the drawer
+    is open, so holding it almost open earns more; `end_when_open=false` avoids this. Log: `success`, share of episodes
+    that end with an open drawer.
 
     Action space: 9 numbers in [-1, 1], velocities of the joint targets / 7.5 rad/s (fingers: 0.75 m/s).
 
@@ -128,7 +128,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
         handle, opening = self.handle.pos[:, 0], self.drawer.joint_pos[:, 0]
         distance = torch.linalg.vector_norm(handle - grip, dim=1)
         near = 1.0 / (1.0 + distance.square()).square()
-        # 1 if the hand points along -x with its left finger up: rotation matrix elements.
+        # Rotation matrix elements; both are 1 if the hand points along -x with its left finger up.
         w, x, y, z = self.hand.quat[:, 0].unbind(dim=1)
         facing, level = -2.0 * (x * z + w * y), 2.0 * (y * z + w * x)
         above, below = left[:, 2] - handle[:, 2], handle[:, 2] - right[:, 2]

@@ -105,7 +105,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         self.speed_limits = torch.tensor(SPEED_LIMITS, device=self.device)
         self.pose_limits = torch.tensor(POSE_LIMITS, device=self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device)
-        self.in_place = torch.tensor([0.0, 0.0, (SIZE_A + SIZE_B) / 2], device=self.device)  # goal of A from B
+        self.in_place = torch.tensor([0.0, 0.0, (SIZE_A + SIZE_B) / 2], device=self.device)  # goal of A relative to B
         self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:

@@ -17,7 +17,7 @@ from gpusim_rl.sim import Scene, Sim
 ARM = 7  # joints
 # Joint positions with the hand pointing down in the middle of the target box [rad, m].
 POSE = [0.0, -0.137, 0.0, -2.235, 0.0, 2.098, 0.785, 0.04, 0.04]
-# Maximum distance of a joint's target from the joint [rad]. Drives move at this distance / 0.2 s, and the robot's
+# Maximum distance of a joint target from the joint position [rad]. Drives move at distance / 0.2 s; the robot's
 # speed limit is 2.175 rad/s (2.61 rad/s for the last three joints).
 MAX_LEAD = [0.2 * 2.175] * 4 + [0.2 * 2.61] * 3
 

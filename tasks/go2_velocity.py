@@ -7,7 +7,7 @@ from .robots import Eye, Motor, Robot
 from .velocity import VelocityTask
 
 LEGS = ("FL", "FR", "RL", "RR")
-GEAR = 6.33  # ratio of hip and thigh; the calf's is 1.917 times as high
+GEAR = 6.33  # gear ratio of hip and thigh; the calf's is 1.917 times as high
 
 
 class Go2Velocity(VelocityTask):

@@ -13,7 +13,7 @@ from .planar import Planar, PlanarConfig
 class HalfCheetah(Planar[PlanarConfig]):
     """HalfCheetah: run along +x, as fast as possible.
 
-    Physics, spaces, rewards and time limit match Gymnasium's HalfCheetah-v5, so returns compare with published ones.
+    Physics, spaces, rewards and time limit match Gymnasium's HalfCheetah-v5, so published returns are comparable.
 
     Action space: 6 numbers in [-1, 1], torque / 120, 90, 60, 120, 60, 30 N m: hip, knee, ankle of the back leg, then of
     the front leg.

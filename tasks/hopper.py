@@ -24,7 +24,7 @@ class HopperConfig(PlanarConfig):
 class Hopper(Planar[HopperConfig]):
     """Hopper: hop along +x, as fast as possible without falling.
 
-    Physics, spaces, rewards and time limit match Gymnasium's Hopper-v5, so returns compare with published ones.
+    Physics, spaces, rewards and time limit match Gymnasium's Hopper-v5, so published returns are comparable.
 
     Action space: 3 numbers in [-1, 1], torque / 200 N m: hip, knee, ankle.
 

@@ -52,7 +52,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
     ROBOT = "humanoid"
     FEET = ("right_foot", "left_foot")
     EFFORTS = True
-    # Half as fast as Euler with pyramidal cones, which however needs more than twice as many steps to learn.
+    # Half the speed of Euler with pyramidal cones, which needs more than twice as many steps to learn.
     PHYSICS: ClassVar = {"integrator": "implicit", "cone": "elliptic"}
 
     def __init__(self, cfg: HumanoidConfig, sim: Sim) -> None:

@@ -62,8 +62,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
     | 40-67 | joint_vel | joint velocities                                                        | rad/s |
     | 68-79 | ends      | right hand, left hand, right foot, left foot, relative to the pelvis    | m     |
 
-    `style`, for the discriminator, with `style_frames=2`; at the start of an episode, the history is that of the clip
-    frame it starts from:
+    `style`, for the discriminator, with `style_frames=2`; at the start of an episode, the history comes from the clip:
     | num    | name   | observation                               | unit     |
     |--------|--------|-------------------------------------------|----------|
     | 0-79   | before | the numbers above, a control step earlier | as above |
@@ -121,7 +120,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
             longest = f"at most the {max(motions.lengths)} frames of the clips at task.control_hz={cfg.control_hz:g}"
             raise ConfigError(key="task.style_frames", expected=longest, got=cfg.style_frames)
         newest = torch.tensor(places, device=self.device)
-        # Features of all frames, and in `histories` the rows of each place in the clips and its history.
+        # Features of all frames; `histories` has the rows of each start frame and of the frames before it.
         clip = motions.frame(torch.arange(len(motions), device=self.device))
         joint_pos = clip.joint_pos.clamp(low, high)
         bodies = clip.body_pos, clip.body_quat, clip.body_lin_vel, clip.body_ang_vel
@@ -139,7 +138,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         self.target_speed = ahead if cfg.target_speed is None else torch.full_like(ahead, cfg.target_speed)
 
         self.style = torch.zeros(self.num_envs, cfg.style_frames, self.features.shape[1], device=self.device)
-        self.reference = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)  # place in the clips
+        self.reference = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)  # row of `histories`
         self.speed = torch.zeros(self.num_envs, device=self.device)  # m/s
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -195,7 +194,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         return (self.random.uniform(0.0, 1.0, 1)[:, 0] * number).long().clamp_(max=number - 1)
 
     def _history(self, place: Int[Tensor, " envs"]) -> Float[Tensor, "envs frames features"]:
-        """Return the features up to a place in the clips, oldest first."""
+        """Return the features of a clip frame and of the frames before it, oldest first."""
         return self.features[self.histories.index_select(0, place)]
 
     def _features(
@@ -208,7 +207,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         joint_vel: Float[Tensor, "rows joints"],
         ends: Float[Tensor, "rows ends 3"],
     ) -> Float[Tensor, "rows features"]:
-        """Return `PARTS` from root, joints, hands and feet in the world frame."""
+        """Return the features (`PARTS`) of root, joints, hands and feet, which are given in the world frame."""
         axes = quat_rotate(quat[:, None], self.axes)
         vectors = torch.cat([axes, torch.stack([lin_vel, ang_vel], dim=1), ends - pos[:, None]], dim=1)
         c, s = torch.nn.functional.normalize(axes[:, 0, :2]).unsqueeze(1).unbind(dim=2)

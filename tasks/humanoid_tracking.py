@@ -11,7 +11,7 @@ SIDES = ("right", "left")
 
 
 def servo(stiffness: float, effort: float) -> Motor:
-    """Return a servo of the model; initially, an action of 1 commands half the maximum torque."""
+    """Return a motor with its servo; initially, an action of 1 commands half the maximum torque."""
     scale = 0.5 * effort / stiffness
     return Motor(armature=0.02, effort=effort, stiffness=stiffness, damping=0.1 * stiffness, scale=scale)
 

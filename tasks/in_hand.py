@@ -21,7 +21,7 @@ Cfg = TypeVar("Cfg", bound="InHandConfig")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InHandConfig(TaskConfig):
-    """Settings shared by the hands; values are in the yaml of each hand."""
+    """Settings shared by the in-hand tasks; values are in the yaml of each task."""
 
     observation_type: str
     asymmetric: bool
@@ -48,7 +48,7 @@ class InHandConfig(TaskConfig):
             raise ConfigError(key="task.curriculum.start", expected=expected, got=start, hint="Try 1.0")
 
     def whole_episodes(self: Cfg) -> Cfg:
-        """Return these settings for evaluation, with goals at the final tolerance."""
+        """Return a copy of the settings for evaluation, with goals at the final tolerance."""
         curriculum = dataclasses.replace(self.curriculum, start=None)
         return dataclasses.replace(super(InHandConfig, self).whole_episodes(), curriculum=curriculum)
 
@@ -64,8 +64,8 @@ class InHand(Task[InHandConfig]):
     bonus at an error of at most 0.1 rad, then a new goal), fall (a cost, 0 by default).
 
     With a curriculum, the goal tolerance starts wide and narrows to `success_tolerance` as goals are reached. Log:
-    `goals`, reached per episode at the current `tolerance`; `successes`, reached within `success_tolerance`, few while
-    the tolerance is wide (a reached goal is replaced). Evaluations use only `success_tolerance`.
+    `goals`, number reached per episode at the current `tolerance`; `successes`, number within `success_tolerance`, low
+    while the tolerance is wide (a reached goal is replaced). Evaluations use only `success_tolerance`.
     """
 
     Config = InHandConfig
@@ -86,7 +86,7 @@ class InHand(Task[InHandConfig]):
         "actions": "-",
     }
     HAND: ClassVar[str]  # MJCF in tasks/assets
-    CUBE_START: ClassVar[tuple[float, float, float]]  # in the air above the hand [m]
+    CUBE_START: ClassVar[tuple[float, float, float]]  # initial cube position, in the air above the hand [m]
     GOAL: ClassVar[tuple[float, float, float]]  # goal position of the cube [m]
     OBSERVATIONS: ClassVar[dict[str, str]]  # terms by `observation_type`; an asymmetric critic gets `full_state`
 
@@ -113,11 +113,11 @@ class InHand(Task[InHandConfig]):
         self.cube_high = self.cube.default_root_pos + cfg.cube_pos_noise
         self.goal_pos = torch.tensor(self.GOAL, device=self.device)
         self.goal_quat = torch.zeros(self.num_envs, 4, device=self.device)
-        self.rotation_error = torch.zeros(self.num_envs, device=self.device)  # of the last rewards() [rad]
+        self.rotation_error = torch.zeros(self.num_envs, device=self.device)  # in the last rewards() call [rad]
         self.rest = torch.zeros(self.num_actions, device=self.device).clamp(self.target_low, self.target_high)
         self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         self.successes = torch.zeros(self.num_envs, device=self.device)  # goals reached in this episode
-        self.goals = torch.zeros_like(self.successes)  # reached at the curriculum's tolerance
+        self.goals = torch.zeros_like(self.successes)  # goals reached at the curriculum's tolerance
         self.tolerance = Curriculum(self, cfg.curriculum, final=cfg.success_tolerance)  # rad
         self.ended = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 

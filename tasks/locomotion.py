@@ -21,7 +21,7 @@ TARGET_DISTANCE = 1000.0  # m; far enough that the direction to it stays +x over
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocomotionConfig(TaskConfig):
-    """Settings shared by the tasks; values are in the yaml of each task."""
+    """Settings shared by Ant and Humanoid; values are in the yaml of each task."""
 
     up_weight: float
     heading_weight: float
@@ -80,9 +80,9 @@ class Locomotion(Task[Cfg]):
         self.joint_low, self.joint_high = self.robot.joint_limits.unbind(dim=1)
         self.joint_middle = 0.5 * (self.joint_low + self.joint_high)
         self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # half the range, rad
-        # A reference pose can be outside the joint limits, like that of Ant's ankles: start at the nearest limit.
+        # A reference pose can be outside the joint limits, as for Ant's ankles: start at the nearest limit.
         self.start_joint_pos = self.robot.default_joint_pos.clamp(self.joint_low, self.joint_high)
-        self.start_high = self.joint_high.clone()  # rad; upper limit of the start
+        self.start_high = self.joint_high.clone()  # rad; upper limit of initial positions
         self.potential = torch.zeros(self.num_envs, device=self.device)  # -distance to the target / dt [m/s]
         self.target = torch.tensor([TARGET_DISTANCE, 0.0], device=self.device)
         self.axes = torch.eye(3, device=self.device)[None]

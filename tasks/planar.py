@@ -16,7 +16,7 @@ from gpusim_rl.sim import Scene, Sim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanarConfig(TaskConfig):
-    """Settings shared by the tasks; values are in the yaml of each task."""
+    """Settings shared by the planar tasks; values are in the yaml of each task."""
 
     forward_weight: float
     control_cost: float

@@ -21,7 +21,7 @@ ROTORS = ["rotor_1", "rotor_2", "rotor_3", "rotor_4"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig(TaskConfig):
-    """Settings shared by the tasks; values are in the yaml of each task."""
+    """Settings shared by the flight tasks; values are in the yaml of each task."""
 
     lost_distance: float
     lost_height: float

@@ -23,7 +23,7 @@ from gpusim_rl.sim import Scene, Sim
 
 SERVO_HZ = 10.0  # natural frequency of the servos, for any motor inertia
 DAMPING_RATIO = 2.0
-ACTION_SHARE = 0.25  # of the maximum torque, commanded initially by an action of 1
+ACTION_SHARE = 0.25  # share of the maximum torque that an action of 1 commands initially
 SOFT_LIMIT = 0.9  # share of a joint's range without cost
 HIT = 10.0  # contact force above which a contact has a cost [N]
 IMAGE_SIZE = 24, 32  # depth image height and width [pixels]
@@ -62,7 +62,7 @@ class Eye:
     z: float  # position above the torso's origin [m]
     pitch: float  # downward angle from the torso's x axis [rad]
     near: float  # depths up to this become 0 in the image [m]
-    far: float  # depths from this on become 255 [m]; empty pixels too
+    far: float  # depths from this on, and empty pixels, become 255 [m]
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.near < self.far:
@@ -83,7 +83,7 @@ class Robot:
     imu: str  # site of the IMU
     feet: tuple[str, ...]  # parts that stand on the ground: `body:<name>`, or `geom:<name>`
     soles: tuple[str, ...]  # sites at the feet, in the same order, for heights and velocities
-    height: float  # of the root at the start [m], plus `start_height`
+    height: float  # initial height of the root [m], plus `start_height`
     pose: Mapping[str, float]  # joint angles [rad], by pattern; 0 for the others
     motors: Mapping[str, Motor]  # by pattern
     # Deviation from the pose at which its reward falls to 1/e [rad]: standing, walking, running; by pattern.
@@ -97,7 +97,7 @@ class Robot:
     ] = ()  # parts that must not touch rough ground, named like `feet`; if empty, tilt ends episodes
     shanks: tuple[str, ...] = ()  # parts for `shank_contact`, named like `feet`
     trot: tuple[float, ...] = ()  # 1 for feet that swing together in a trot, -1 for the others, ordered like `feet`
-    elliptic: bool = False  # elliptic friction cones, with friction stiffer than the normal
+    elliptic: bool = False  # elliptic friction cones, with an `impratio` of 10
     file: str | Path | None = None  # MJCF, URDF or `menagerie:<robot>`; its motors, sensors and floor are removed
     fixed_base: bool | None = None  # False: float the base of a file that fixes it
     sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)  # new: body, position [m]
@@ -127,7 +127,7 @@ class Robot:
         key = f"robot {self.name!r}: {values}"
         for pattern in by_pattern:
             if not any(fnmatchcase(joint, pattern) for joint in joints):
-                hint = f"{did_you_mean(pattern, joints)} There are {joints}"
+                hint = f"{did_you_mean(pattern, joints)} Available: {', '.join(joints)}"
                 raise TaskError(f"{pattern!r} matches no joint", key=key, hint=hint)
         matches = [next((v for p, v in by_pattern.items() if fnmatchcase(joint, p)), default) for joint in joints]
         if None in matches:
@@ -207,7 +207,7 @@ Cfg = TypeVar("Cfg", bound=TaskConfig)
 
 
 class Legged(Task[Cfg]):
-    """Base of the velocity and the tracking tasks: a robot with a servo at each joint and a biased encoder.
+    """Base of the velocity and the tracking tasks: a robot with a servo and a biased encoder at each joint.
 
     If a subclass's docstring has `Action space: <n> numbers` but no observations, `SPECIFICATION` is appended, with the
     tables of `_rows`.

@@ -41,7 +41,7 @@ class TermConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeyondMimicConfig:
-    """Terms of `task.reward=beyondmimic`."""
+    """Reward terms of `task.reward=beyondmimic`."""
 
     anchor_pos: TermConfig  # m
     anchor_ori: TermConfig  # rad
@@ -53,7 +53,7 @@ class BeyondMimicConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepMimicConfig:
-    """Terms of `task.reward=deepmimic`."""
+    """Reward terms of `task.reward=deepmimic`."""
 
     joint_pos: TermConfig  # rad
     joint_vel: TermConfig  # rad/s
@@ -106,7 +106,7 @@ class TrackingConfig(TaskConfig):
             raise ConfigError(key="task.clips", expected="motion clips", got=self.clips, hint=hint)
 
     def whole_episodes(self) -> TrackingConfig:
-        """Return these settings for evaluation, with clips from their first frames."""
+        """Return a copy of the settings for evaluation, with clips from their first frames."""
         return dataclasses.replace(super(TrackingConfig, self).whole_episodes(), starts="first")
 
     @property
@@ -126,8 +126,8 @@ class Poses(NamedTuple):
 class TrackingTask(Legged[TrackingConfig]):
     """Robot that tracks motion clips; subclasses set the robot and the bodies to compare.
 
-    Observations, targets, rewards, terminations and starts match mjlab 1.6's tracking task, based on BeyondMimic (arXiv
-    2508.08241). Differences: a hit between bodies of the robot in the last physics step counts for the whole control
+    Observations, targets, rewards, terminations and initial states match mjlab 1.6's tracking task, based on
+    BeyondMimic (arXiv 2508.08241). Differences: a self-collision in the last physics step counts for the whole control
     step; encoder biases are drawn per episode; start orientations are rotated about a random axis, not by three angles;
     the critic observes bodies relative to the clip's anchor, not the robot's. `task.randomize=true` randomises pushes
     (horizontal), friction and centres of mass.
@@ -138,7 +138,7 @@ class TrackingTask(Legged[TrackingConfig]):
 
     An action is a joint target offset from the robot's pose, or with `action_around=clip` from the clip's joints, which
     keeps an untrained policy near the clip. Body targets are the clip's bodies, moved to the robot's `anchor` in x and
-    y and rotated to its yaw; heights stay the clip's.
+    y and rotated to its yaw; heights are the clip's.
 
     Reward terms, x weight x control step; each is exp(-squared error / sigma squared). With `reward=beyondmimic`:
 
@@ -161,8 +161,8 @@ class TrackingTask(Legged[TrackingConfig]):
     Termination: the anchor's height is off by more than `anchor_height_limit`, a limb end's by more than
     `end_height_limit`, or the z component of the anchor's up axis by more than `anchor_tilt_limit`.
 
-    Log: `body_error`, mean distance of the bodies from their targets [m]; `anchor_error` [m]; `joint_error`, mean
-    [rad]; `ends_per_minute`, terminations; `start_entropy`, 1 for uniform starts; `start_top_bin`, most likely second.
+    Log: `body_error`, mean distance of bodies from targets [m]; `anchor_error` [m]; `joint_error`, mean [rad];
+    `ends_per_minute`, terminations; `start_entropy`, 1 = uniform start frames; `start_top_bin`, most likely start bin.
     """
 
     Config = TrackingConfig
@@ -181,7 +181,7 @@ class TrackingTask(Legged[TrackingConfig]):
     is tilted; see `TrackingTask`.
     """
     anchor: ClassVar[str]  # body in the middle of the robot; one of `bodies`
-    bodies: ClassVar[tuple[str, ...]]  # to compare, including the root
+    bodies: ClassVar[tuple[str, ...]]  # bodies to compare with the clip, including the root
     ends: ClassVar[tuple[str, ...]]  # bodies at the ends of the limbs
     units: ClassVar = {
         **Legged.units,
@@ -204,11 +204,11 @@ class TrackingTask(Legged[TrackingConfig]):
         ]
         bodies = [
             ("body_pos", 3 * num, f"positions of the {num} bodies, {anchor} frame of the clip"),
-            ("body_axes", 6 * num, f"x and y axes of each, {anchor} frame of the clip"),
+            ("body_axes", 6 * num, f"x and y axes of the bodies, {anchor} frame of the clip"),
         ]
         own = [
-            ("lin_vel", 3, "velocity of the IMU, its frame"),
-            ("ang_vel", 3, "angular velocity of the IMU, its frame"),
+            ("lin_vel", 3, "velocity of the IMU, IMU frame"),
+            ("ang_vel", 3, "angular velocity of the IMU, IMU frame"),
             ("joint_pos", joints, "joint positions from the pose, for the policy plus encoder bias"),
             ("joint_vel", joints, "joint velocities"),
             ("actions", joints, "last action"),
@@ -261,7 +261,7 @@ class TrackingTask(Legged[TrackingConfig]):
         self.lost.masked_fill_(where, False)
 
     def _begin(self, where: Bool[Tensor, " envs"]) -> None:
-        """Reset robots to frames of the clips, with noise."""
+        """Reset masked envs to frames of the clips, with noise."""
         root, joints, draws = self.root_index, len(self.pose), Playhead.draws
         unit = self.random.uniform(0.0, 1.0, draws + len(self.start_noise))
         frame = self.motions.frame(self.playhead.begin(where, unit[:, :draws]))
@@ -321,9 +321,9 @@ class TrackingTask(Legged[TrackingConfig]):
         return dict(zip(self.terms, values * self.weights, strict=True))
 
     def _away(self, frame: Frame, now: Poses, target: Poses) -> tuple[Tensor, Tensor, Tensor]:
-        """Return squared distances of bodies from their targets and of the anchor [m2], and joint differences [rad].
+        """Return squared distances [m2] of bodies from targets and of the anchor from the clip, and joint errors [rad].
 
-        Writes `errors`.
+        Also update `errors`.
         """
         away = (target.pos - now.pos).square().sum(dim=2)
         from_clip = (frame.body_pos[:, self.anchor_index] - now.pos[:, self.anchor_index]).square().sum(dim=1)
@@ -412,7 +412,7 @@ class TrackingTask(Legged[TrackingConfig]):
         return Poses(pos, quat_multiply(turn.expand_as(frame.body_quat), frame.body_quat))
 
     def _axes(self, quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 6"]:
-        """Return the x and y axes of frames."""
+        """Return the x and y axes of the frames with these orientations."""
         return quat_rotate(quat[..., None, :], self.first_axes.expand(*quat.shape[:-1], 2, 3)).flatten(-2)
 
 

@@ -23,7 +23,7 @@ CUBE = 0.065  # m
 REST = CUBE / 2  # m, height of the cube's centre on the table
 CORNER = CUBE * math.sqrt(3) / 2  # m, from the centre to a corner
 MAX_RADIUS = 0.195 - CORNER  # m; within it the cube cannot touch the arena's wall in any orientation
-# Goal positions by difficulty: largest radius, lowest and highest position of the cube's centre [m].
+# Goal positions by difficulty: maximum radius, minimum and maximum height of the cube's centre [m].
 GOALS = {
     1: (MAX_RADIUS, REST, REST),
     2: (0.0, REST + 0.05, REST + 0.05),
@@ -57,11 +57,11 @@ class TrifingerConfig(TaskConfig):
         if start >= 1.0:
             raise ConfigError(key="task.curriculum.start", expected="null or below 1", got=start, hint="Try 0.1")
         if self.difficulty == TURNED:
-            problem, hint = "requires goals without a goal orientation", f"Try task.difficulty={TURNED - 1}"
+            problem, hint = "does not support random goal orientations", f"Try task.difficulty={TURNED - 1}"
             raise ConfigError(problem, key="task.curriculum", hint=hint)
 
     def whole_episodes(self) -> TrifingerConfig:
-        """Return these settings for evaluation, with goals as far away as `difficulty` says."""
+        """Return a copy of the settings for evaluation, without the curriculum."""
         curriculum = dataclasses.replace(self.curriculum, start=None)
         return dataclasses.replace(super(TrifingerConfig, self).whole_episodes(), curriculum=curriculum)
 
@@ -150,9 +150,9 @@ class Trifinger(Task[TrifingerConfig]):
         corner = torch.tensor([-REST, REST])
         self.corners = torch.cartesian_prod(corner, corner, corner).to(self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
-        self.start_tips = self.tips.pos.clone()  # of the default state, in which episodes start
+        self.start_tips = self.tips.pos.clone()  # in the default state, where episodes start
         self.last_tips = self.start_tips.clone()
-        self.last_reach = torch.zeros(self.num_envs, device=self.device)  # distance of the tips from the cube [m]
+        self.last_reach = torch.zeros(self.num_envs, device=self.device)  # sum of the tips' distances from the cube [m]
         self.spread = Curriculum(self, cfg.curriculum, final=1.0)  # share of the way from cube to goal
         # Control steps of training so far, summed over envs. Not per env, since play uses a different number of envs.
         self.env_steps = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -231,7 +231,7 @@ class Trifinger(Task[TrifingerConfig]):
         return stats
 
     def _near(self) -> Bool[Tensor, " envs"]:
-        """Return which envs use the curriculum."""
+        """Return the mask of envs that use the curriculum."""
         return torch.arange(self.num_envs, device=self.device) % NORMAL > 0
 
     def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:

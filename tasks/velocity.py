@@ -25,9 +25,9 @@ from .robots import Eye as Eye
 from .robots import Motor as Motor
 
 SCAN = 0.1 * torch.cartesian_prod(torch.arange(-5, 6), torch.arange(-8, 9)).flip(1)  # m ahead and left of the base
-PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # scan points for the ground's slope
+PLANE = torch.linspace(0, len(SCAN) - 1, 32).long()  # indices of scan points for fitting the slope of the ground
 SCAN_RANGE = 5.0  # m
-MOVING, RUNNING = 0.05, 1.5  # commanded speed [m/s] plus yaw rate [rad/s]
+MOVING, RUNNING = 0.05, 1.5  # thresholds of commanded speed [m/s] plus yaw rate [rad/s]
 AIR_TIMES = 0.05, 0.5  # range of rewarded foot air times [s]
 
 
@@ -76,10 +76,10 @@ class Stride(NamedTuple):
     ang_error: Tensor  # squared error of the root's angular velocity [rad2/s2]
     command: Tensor  # commanded speed [m/s] plus yaw rate [rad/s]
     moves: Tensor  # whether the command exceeds `MOVING`, bool
-    height: Tensor  # of each sole above the ground [m]
-    speed: Tensor  # horizontal, of each sole [m/s]; 0 unless `moves`
+    height: Tensor  # height of each sole above the ground [m]
+    speed: Tensor  # horizontal speed of each sole [m/s]; 0 unless `moves`
     force: Tensor  # on each foot [N]
-    lands: Tensor  # feet that touch the ground for the first time, bool; False unless `moves`
+    lands: Tensor  # feet that have just touched the ground, bool; False unless `moves`
 
 
 Term = Callable[[Any, Stride], Tensor]  # (task, stride) -> values, shape [num_envs]
@@ -96,7 +96,7 @@ class VelocityTask(Legged[VelocityConfig]):
     Commands, observations, rewards, pushes and curriculum match mjlab 1.6's velocity tasks. Differences: contacts are
     read once per control step, not per physics step, and a hit in the last physics step counts for the whole control
     step; contact forces are on the feet, not on the ground; encoder biases are drawn per episode; the slope of rough
-    ground is a least-squares fit; `heights` are noisy only if `task.observations` says so (mjlab: +-0.02).
+    ground is a least-squares fit; `heights` are noisy only with noise in `task.observations` (mjlab: +-0.02).
 
     Reward terms, x weight x control step; terms of weight 0 are not computed. To add a term, a subclass sets `terms =
     {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. c is 1 if the command
@@ -112,8 +112,8 @@ class VelocityTask(Legged[VelocityConfig]):
     - `foot_clearance`: c x sum over feet of |height - swing_height| x horizontal speed; `swing_height`: c x sum over
       landing feet of (highest point of the swing / swing_height - 1) squared; `foot_slip`: c x sum over feet on the
       ground of the squared horizontal speed; `soft_landing`: c x sum of the forces on landing feet;
-    - `air_time`: c x feet in the air for 0.05 to 0.5 s; `trot`: c x the difference in their number between the
-      diagonals (2 in a trot, 0 in a bound); `torso_ang_vel`: squared roll and pitch rate of the torso, world frame;
+    - `air_time`: c x number of feet in the air for 0.05 to 0.5 s; `trot`: c x the difference in their number between
+      the diagonals (2 in a trot, 0 in a bound); `torso_ang_vel`: squared roll and pitch rate of the torso, world frame;
       `angular_momentum`: squared, of the whole robot; `self_contact`, `shank_contact`, `trunk_contact`: physics steps
       with a force above 10 N between bodies of the robot, on shanks or on the trunk.
 
@@ -128,7 +128,7 @@ class VelocityTask(Legged[VelocityConfig]):
 
     Config = VelocityConfig
     SPECIFICATION = """\
-    Observation space: (uniform noise is added to the policy's, except commands and last action)
+    Observation space: (uniform noise is added to the policy's terms, except commands and last action)
 
 {policy}
 
@@ -196,8 +196,8 @@ class VelocityTask(Legged[VelocityConfig]):
     def _rows(cls, joints: int) -> tuple[Rows, Rows]:
         feet = len(cls.robot.soles)
         policy = [
-            ("lin_vel", 3, "velocity of the IMU, its frame"),
-            ("ang_vel", 3, "angular velocity of the IMU, its frame"),
+            ("lin_vel", 3, "velocity of the IMU, IMU frame"),
+            ("ang_vel", 3, "angular velocity of the IMU, IMU frame"),
             ("gravity", 3, "direction of gravity, root frame"),
             ("joint_pos", joints, "joint positions from the pose, plus encoder bias"),
             ("joint_vel", joints, "joint velocities"),
@@ -209,7 +209,7 @@ class VelocityTask(Legged[VelocityConfig]):
             ("foot_height", feet, "each foot above the ground"),
             ("air_time", feet, "time since each foot left the ground"),
             ("contact", feet, "1 for feet on the ground, else 0"),
-            ("contact_force", 3 * feet, "sign(f) log(1 + abs(f)) of the forces on feet, world"),
+            ("contact_force", 3 * feet, "sign(f) log(1 + abs(f)) of the forces on feet, world frame"),
         ]
         return policy, critic
 
@@ -218,7 +218,7 @@ class VelocityTask(Legged[VelocityConfig]):
         for key in ("weights", "rough_weights"):
             for name in getattr(cfg, key):
                 if name not in cls.terms:
-                    hint = f"{did_you_mean(name, cls.terms)} There are {list(cls.terms)}"
+                    hint = f"{did_you_mean(name, cls.terms)} Available: {', '.join(cls.terms)}"
                     raise ConfigError(f"no term {name!r}", key=f"task.{key}", hint=hint)
         robot = cls.robot
         scene = robot.empty_scene(cfg.physics_hz)
@@ -254,7 +254,7 @@ class VelocityTask(Legged[VelocityConfig]):
 
     @classmethod
     def _hits(cls, cfg: VelocityConfig) -> dict[str, tuple[str, ...]]:
-        """Return the terms that must not touch the ground, by term (`fall`: termination)."""
+        """Return the robot parts that must not touch the ground, by reward term (`fall`: termination)."""
         robot, weights = cls.robot, cfg.all_weights
         if "shank_contact" in weights and not robot.shanks:
             of = "rough_weights" if cfg.terrain == "rough" and "shank_contact" in cfg.rough_weights else "weights"
@@ -301,8 +301,8 @@ class VelocityTask(Legged[VelocityConfig]):
         self.zeros = torch.zeros(num, 3, device=device)
         self.air_time = torch.zeros(num, len(robot.feet), device=device)  # since each foot left the ground [s]
         self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # set by rewards()
-        self.touched = torch.zeros_like(self.touches)  # one control step earlier
-        self.peak = torch.zeros(num, len(robot.feet), device=device)  # of each foot since it left the ground [m]
+        self.touched = torch.zeros_like(self.touches)  # `touches` one control step earlier
+        self.peak = torch.zeros(num, len(robot.feet), device=device)  # highest point of each swing so far [m]
         self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
         self.fell = torch.zeros(num, dtype=torch.bool, device=device)
         self.origin = torch.zeros(num, 3, device=device)  # where the episode began, or the middle of its patch [m]

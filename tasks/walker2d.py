@@ -23,7 +23,7 @@ class Walker2dConfig(PlanarConfig):
 class Walker2d(Planar[Walker2dConfig]):
     """Walker2d: walk along +x, as fast as possible without falling.
 
-    Physics, spaces, rewards and time limit match Gymnasium's Walker2d-v5, so returns compare with published ones.
+    Physics, spaces, rewards and time limit match Gymnasium's Walker2d-v5, so published returns are comparable.
 
     Action space: 6 numbers in [-1, 1], torque / 100 N m: hip, knee, ankle of the right leg, then of the left.
 
