@@ -59,7 +59,7 @@ def add_actuators(
 
 
 def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
-    """Map each name to whether the pattern matches it; raise TaskError if none does."""
+    """Return whether the pattern matches each name, by name; raise TaskError if no name matches."""
     matches = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
     if not any(matches.values()):
         raise TaskError(f"{pattern!r} matches no joint", hint=available(pattern, known))
@@ -141,17 +141,17 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
 
 
 def whole_steps(delay: Tensor, dt: float) -> Tensor:
-    """Round delays [s] up to physics steps minus half a step, so that rounding errors never select another control."""
+    """Round delays [s] up to whole steps, minus half a step so that rounding errors never select another control."""
     return ((delay / dt - 1e-3).ceil() - 0.5).clamp(min=0.0) * dt
 
 
 def has_steps(model: mujoco.MjModel) -> np.ndarray:
-    """Return a mask of actuators whose delay holds controls instead of interpolating them."""
+    """Return a mask [nactuator] of delayed actuators that hold controls instead of interpolating."""
     return (model.actuator_history[:, 0] > 0) & (model.actuator_history[:, 1] == 0)
 
 
 def with_whole_steps(model: mujoco.MjModel) -> mujoco.MjModel:
-    """Apply `whole_steps` to the model in place, and return it."""
+    """Round the model's actuator delays in place with `whole_steps`, and return the model."""
     held = has_steps(model)
     model.actuator_delay[held] = whole_steps(torch.from_numpy(model.actuator_delay[held]), model.opt.timestep)
     return model
@@ -162,7 +162,7 @@ def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
     columns, controls = [], []
     for i in range(model.nactuator):
         samples, number = int(model.actuator_history[i, 0]), int(model.actuator_ctrlnum[i])
-        first = int(model.actuator_historyadr[i]) + 2 + samples  # after a header of two numbers, and the times
+        first = int(model.actuator_historyadr[i]) + 2 + samples  # after a header of two numbers and the time stamps
         control = int(model.actuator_ctrladr[i])
         columns += range(first, first + samples * number)
         controls += [control + k % number for k in range(samples * number)]
@@ -170,7 +170,7 @@ def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
 
 
 def control_names(model: mujoco.MjModel) -> list[tuple[str, int]]:
-    """Return the name and actuator of each control; multiple controls of an actuator are `name/0`, `name/1`."""
+    """Return name and actuator id of each control; an actuator with several controls has `name/0`, `name/1`, ..."""
     names = []
     for i, number in enumerate(model.actuator_ctrlnum.tolist()):
         name = model.actuator(i).name
@@ -179,10 +179,10 @@ def control_names(model: mujoco.MjModel) -> list[tuple[str, int]]:
 
 
 def is_dc_motor(model: mujoco.MjModel, actuator: int) -> bool:
-    """Return whether an actuator follows a torque-speed line."""
+    """Return whether an actuator has the torque-speed line of a DC motor."""
     return int(model.actuator_gaintype[actuator]) == mujoco.mjtGain.mjGAIN_DCMOTOR.value
 
 
 def is_dc_servo(model: mujoco.MjModel, actuator: int, column: int) -> bool:
-    """Return whether an actuator is a DC motor with a nonzero servo gain in this column."""
+    """Return whether an actuator is a DC motor with a nonzero servo gain in `column` (`STIFFNESS` or `DAMPING`)."""
     return is_dc_motor(model, actuator) and bool(model.actuator_gainprm[actuator, column] > 0.0)

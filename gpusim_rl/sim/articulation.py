@@ -21,7 +21,7 @@ _ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel"
 
 
 def round_inwards(ranges: np.ndarray) -> np.ndarray:
-    """Round ranges [..., 2] inwards to float32: robots often start at their limits."""
+    """Round ranges [..., 2] inwards to float32, because robots often start exactly at a joint limit."""
     rounded = ranges.astype(np.float32)
     low, high = rounded[..., 0], rounded[..., 1]
     low = np.where(low < ranges[..., 0], np.nextafter(low, np.float32(np.inf)), low)
@@ -48,9 +48,9 @@ class Articulation:
     Attributes:
         name: Name in the scene.
         free_root: Whether the root moves freely; otherwise the base is fixed.
-        joint_names: Hinges and slides, in file order.
-        body_names: Bodies, in file order.
-        actuator_names: Actuators, in the order of `actuate`: the file's, then those added by `Scene.add_actuators`.
+        joint_names: Names of hinges and slides, in file order.
+        body_names: Names of bodies, in file order.
+        actuator_names: Names of controls, in the order of `actuate`: from the file, then from `Scene.add_actuators`.
         joint_limits: Joint limits [rad or m], shape [joints, 2]; infinite if unlimited. Rounded inwards to float32.
         control_limits: Control limits in the actuators' units, shape [actuators, 2]; infinite if unlimited.
         default_joint_pos: Joint positions of the reference pose [rad or m], shape [joints].
@@ -178,7 +178,7 @@ class Articulation:
         return torch.cat(poses, dim=-1).flatten(1)
 
     def bodies(self, names: Sequence[str]) -> Bodies:
-        """Select bodies."""
+        """Select bodies by name."""
         return Bodies(self._sim, self._find("body", names))
 
     def mocap(self, name: str) -> Mocap:
@@ -186,11 +186,11 @@ class Articulation:
         return Mocap(self._sim, self._find("body", [name])[0])
 
     def contacts(self, names: Sequence[str]) -> Contacts:
-        """Select bodies that have a contact sensor (`Scene.add_contact_sensor`)."""
+        """Select bodies by name; each must have a contact sensor (`Scene.add_contact_sensor`)."""
         return Contacts(self._sim, self._find("body", names))
 
     def sites(self, names: Sequence[str]) -> Sites:
-        """Select sites."""
+        """Select sites by name."""
         ids, model = self._find("site", names), self._model
         bodies = Bodies(self._sim, model.site_bodyid[ids].tolist())
         return Sites(bodies, self._tensor(model.site_pos[ids]), self._tensor(model.site_quat[ids]))
@@ -212,14 +212,14 @@ class Articulation:
         return Dynamics(self._sim, self._joint_ids, self._body_ids, body_id)
 
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
-        """Set the controls, in the order of `actuator_names`; they hold until set again."""
+        """Set the controls, in the order of `actuator_names`; they stay in effect until set again or reset."""
         names = self.actuator_names
         hint = f"Try num_actions = {len(names)} if actions are controls"
         check_shape(f"{self.name!r}.actuate(): control", control, (self._sim.num_envs, len(names)), names, hint)
         write_columns(self._sim.ctrl, self._controls, control)
 
     def set_joint_effort(self, effort: Float[Tensor, "envs joints"]) -> None:
-        """Set an additional force on each joint [N m or N], which holds until set again."""
+        """Apply an additional effort to each joint [N m or N]; it stays in effect until set again or reset."""
         names = self.joint_names
         check_shape(f"{self.name!r}.set_joint_effort(): effort", effort, (self._sim.num_envs, len(names)), names)
         self._sim.uses("qfrc_applied")

@@ -43,13 +43,13 @@ class MujocoTensors(Protocol):
         ...
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
-        """Report writes to qpos or qvel."""
+        """Record that qpos or qvel was written in the masked worlds."""
 
     def wrote_mocap(self, where: Bool[Tensor, " envs"]) -> None:
-        """Report writes to mocap_pos or mocap_quat."""
+        """Record that mocap_pos or mocap_quat was written in the masked worlds."""
 
     def uses(self, field: str) -> None:
-        """Declare an input (qfrc_applied, xfrc_applied, mocap_pos, mocap_quat) as written from now on."""
+        """Declare that a task will write an input (qfrc_applied, xfrc_applied, mocap_pos or mocap_quat)."""
 
 
 class Bodies:
@@ -109,14 +109,14 @@ class Bodies:
 
 
 def mocap_start(model: mujoco.MjModel) -> tuple[np.ndarray, np.ndarray]:
-    """Return the file's positions [nmocap, 3] and orientations [nmocap, 4] of mocap bodies, float32."""
+    """Return initial positions [m] and orientations (wxyz) of mocap bodies, float32 [nmocap, 3] and [nmocap, 4]."""
     ids = np.flatnonzero(model.body_mocapid >= 0)
     ids = ids[np.argsort(model.body_mocapid[ids])]
     return model.body_pos[ids].astype(np.float32), model.body_quat[ids].astype(np.float32)
 
 
 class Mocap:
-    """Mocap body: the task places it, and it drags bodies welded or connected to it. A reset restores the file's pose.
+    """Mocap body, moved by the task; bodies welded or connected to it follow. A reset restores the file's pose.
 
     Attributes:
         default_pos: Position in the file [m], shape [3].
@@ -197,7 +197,7 @@ class Contacts:
 
 
 class Sites:
-    """Sites of an articulation: points [m] with axes (wxyz) in the frames of their bodies."""
+    """Sites of an articulation, each with a fixed position [m] and orientation (wxyz) in its body's frame."""
 
     def __init__(self, bodies: Bodies, pos: Float[Tensor, "sites 3"], quat: Float[Tensor, "sites 4"]) -> None:
         self._bodies, self._pos, self._quat = bodies, pos, quat
@@ -236,7 +236,7 @@ class Sensor:
         self._sim, self._stage = sim, int(model.sensor_needstage[sensor])
         columns = sim.scene.sensor_columns(model.sensor(sensor).name)
         self.size, self._columns = len(columns), slice(columns.start, columns.stop)
-        # Contacts in the current state would cost another step. Newton's steps compute no contact sensors.
+        # Contacts in the current state would cost another step. Newton's steps do not compute contact sensors.
         self._late = model.sensor_type[sensor] == mujoco.mjtSensor.mjSENS_CONTACT and sim.name != "newton"
         if not self._late:
             sim.current_sensors(self._stage)

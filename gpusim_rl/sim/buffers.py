@@ -20,8 +20,8 @@ _PLANE_CONTACTS = {
 }
 _FREE, _BALL = mujoco.mjtJoint.mjJNT_FREE.value, mujoco.mjtJoint.mjJNT_BALL.value
 _POSES, _POSE_WORK = 64, 40_000  # random poses; fewer if poses x geoms exceed this
-_SETTLE_S, _STEP_WORK = 0.5, 150_000  # simulated time; less if physics steps x degrees of freedom exceed this
-_MARGIN = 1.5  # factor on a trial's needs
+_SETTLE_S, _STEP_WORK = 0.5, 150_000  # simulated time [s]; less if physics steps x degrees of freedom exceed this
+_MARGIN = 1.5  # safety factor on the trial's maximum
 
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
@@ -34,8 +34,8 @@ def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
 def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     """Estimate constraint rows and contacts to allocate per world; rows are a limit per world, contacts are pooled.
 
-    Assumes that many geoms touch the ground with half of their contacts, and that some touch each other. That is over
-    twice what a tumbling Ant uses; a short MuJoCo trial may raise it.
+    The estimate assumes half of all possible contacts with the ground, and some contacts between other geoms. It is
+    over twice what a tumbling Ant uses; a short trial in MuJoCo may raise it.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     touch = may_touch(model)
@@ -60,7 +60,7 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
 
 
 def enough(room: Mapping[str, int], needs: Mapping[str, float]) -> str:
-    """Format buffer settings that cover the needs with a margin."""
+    """Format settings for buffers that cover the needs with a margin: `sim.njmax=192 sim.nconmax=64`."""
     sizes = {n: _round_up(max(1.5 * needs[n], size * (2 if needs[n] > size else 1))) for n, size in room.items()}
     return " ".join(f"sim.{name}={size}" for name, size in sizes.items())
 

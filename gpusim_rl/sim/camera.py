@@ -85,7 +85,7 @@ def _check(call: str, camera: SceneCamera) -> None:
 
 
 def _look(call: str, pos: Sequence[float], target: Sequence[float]) -> list[float]:
-    """Return the orientation of a camera at `pos` that faces `target`, z up."""
+    """Return the orientation (wxyz) of a camera at `pos` that looks at `target`, with z up in the image."""
     backward = np.subtract(pos, target, dtype=np.float64)
     if not backward.any():
         raise TaskError(key=f"{call}: target", expected="a point other than pos", got=list(target))
@@ -104,7 +104,7 @@ class CameraImages:
         name: Name of the camera.
         size: Height H and width W [pixels].
         outputs: Available images: `rgb`, `depth`, `segmentation`.
-        age: Control steps since the frame was drawn, int64 [num_envs]; the frame may show the previous episode.
+        age: Control steps since the frame was rendered, int64 [num_envs]; the frame may show the previous episode.
     """
 
     def __init__(self, camera: SceneCamera, tensors: dict[str, Tensor], age: Int[Tensor, " envs"]) -> None:

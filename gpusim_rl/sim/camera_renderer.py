@@ -30,7 +30,7 @@ _READ_BY_RAYS = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos",
 
 
 def _part(owner: Any, worlds: slice, *fields: str) -> Any:
-    """Return a shallow copy whose named arrays are views of some worlds' rows."""
+    """Return a shallow copy in which the named arrays are views of the rows of a slice of worlds."""
     part = copy.copy(owner)
     for field in fields:
         array = getattr(owner, field)
@@ -39,7 +39,7 @@ def _part(owner: Any, worlds: slice, *fields: str) -> Any:
 
 
 def _give_boxes(context: mjw.RenderContext, worlds: slice) -> None:
-    """Build the bounding volumes of a slice of worlds, which the ray caster numbers from 0."""
+    """Give a context its own BVH of a slice of worlds: the ray caster numbers a context's worlds from 0."""
     size, num_envs = context.bvh_ngeom, worlds.stop - worlds.start
     for field in ("lower", "upper"):
         setattr(context, field, wp.clone(getattr(context, field)[size * worlds.start : size * worlds.stop]))
@@ -51,7 +51,7 @@ def _give_boxes(context: mjw.RenderContext, worlds: slice) -> None:
 
 
 class _Group:
-    """Cameras that share a ray-caster context: same geoms, same schedule."""
+    """Cameras that share a ray-caster context: same geom groups, schedule and samples per pixel."""
 
     def __init__(self, every: int, num_envs: int, device: torch.device) -> None:
         self.every, self.cameras = every, list[SceneCamera]()
@@ -61,7 +61,7 @@ class _Group:
         self.due_mask = wp.to_torch(self.due)
 
     def advance(self) -> None:
-        """Advance by a control step; `due` stays in device memory, so that graphs can replay it."""
+        """Advance by one control step; `due` stays on the device, where captured graphs read it."""
         if self.every == 1:
             self.age.zero_()
             return
@@ -74,8 +74,8 @@ class _Group:
 class CameraRenderer:
     """Renderer with a separate model and data that track the simulator's positions.
 
-    One thread updates the kinematics (1 % of the time); then each thread draws its share. The first `draw` allocates
-    and compiles, outside of graph captures.
+    One thread updates the kinematics (1 % of the time); then each thread renders its share of the worlds. The first
+    `draw` allocates memory and compiles kernels, outside of graph captures.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class CameraRenderer:
                 raise ConfigError(f"MuJoCo Warp cannot render this: {first_line(error)}", key="sim.camera") from None
         arrays = (self._data.qpos, self._data.mocap_pos, self._data.mocap_quat)
         self._moved = [(wp.to_torch(a), b) for a, b in zip(arrays, state, strict=True) if a.size]
-        self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}  # by every, groups of geoms, samples
+        self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}  # by every, geom groups, samples
         self._images: dict[str, CameraImages] = {}
         self._arrays: dict[tuple[str, str], wp.array] = {}  # by camera and output
         self._own: list[str] = []
@@ -143,7 +143,7 @@ class CameraRenderer:
         self._needed += needed
 
     def own(self, field: str) -> Tensor:
-        """Give each world its own values of a field; return them, shape [num_envs, rows, ...]."""
+        """Give each world its own values of a field, and return them, shape [num_envs, rows, ...]."""
         if field not in self._own:
             shared = getattr(self._model, field)
             with self._graphs.scope():
@@ -160,13 +160,13 @@ class CameraRenderer:
         self._graphs.synchronize()
 
     def draw(self) -> None:
-        """Draw the cameras that are due."""
+        """Render the cameras that are due."""
         for group in self._groups.values():
             group.advance()
         self._launch()
 
     def redraw(self) -> None:
-        """Draw all cameras without advancing their ages."""
+        """Render all cameras without advancing their ages."""
         for group in self._groups.values():
             group.due_mask.fill_(1)
         self._launch()
@@ -269,7 +269,7 @@ class CameraRenderer:
         return draw
 
     def state(self) -> dict[str, Tensor]:
-        """Return views of the frames that cannot be redrawn, and of their ages."""
+        """Return views of the frames that cannot be rendered again (`every` > 1), and of their ages."""
         late = {key: group for key, group in self._groups.items() if group.every > 1}
         ages = {f"age.{key}": group.age for key, group in late.items()}
         names = [camera.name for group in late.values() for camera in group.cameras]
@@ -277,7 +277,7 @@ class CameraRenderer:
         return {**ages, **frames}
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the rendering threads."""
         self._shares = []
         if self._pool is not None:
             self._pool.shutdown()
@@ -308,7 +308,7 @@ def _copy_rgb(packed: wp.array2d(dtype=wp.uint32), first: int, rgb: wp.array3d(d
 @no_type_check
 @wp.kernel
 def _copy_depth(drawn: _Floats, first: int, far: float, depth: _Floats):
-    # 0 is no hit.
+    # A distance of 0 means no hit.
     world, pixel = wp.tid()
     distance = drawn[world, first + pixel]
     depth[world, pixel] = wp.where(distance > 0.0, distance, far)
@@ -317,7 +317,7 @@ def _copy_depth(drawn: _Floats, first: int, far: float, depth: _Floats):
 @no_type_check
 @wp.kernel
 def _copy_segmentation(drawn: wp.array2d(dtype=wp.vec2i), first: int, body: wp.array(dtype=int), segmentation: _Ints):
-    # -1 is no hit.
+    # A geom of -1 means no hit.
     world, pixel = wp.tid()
     geom = drawn[world, first + pixel][0]
     segmentation[world, pixel] = geom

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Cameras:
     """Cameras of a simulator; the renderer is created when the first camera is requested.
 
-    `state`: positions [num_envs, nq], mocap positions and orientations. `num_threads`: None = one per CPU. `graphs`:
-    Warp graphs, if any.
+    `state`: qpos [num_envs, nq], mocap positions and mocap orientations of the simulator. `num_threads`: None = one per
+    CPU. `graphs`: Warp graphs, if any.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Cameras:
         return self._renderer.images(cameras[name])
 
     def own(self, field: str) -> Tensor:
-        """Give each world its own copy of a rendering field; return it, [num_envs, rows, ...]."""
+        """Give each world its own values of a rendering field, and return them, shape [num_envs, rows, ...]."""
         return self._renderer.own(field)
 
     @property
@@ -54,7 +54,7 @@ class Cameras:
         return self._made
 
     def draw(self) -> None:
-        """Draw the cameras that are due; see `Sim.draw`."""
+        """Render the cameras that are due; see `Sim.draw`."""
         if self._made is not None:
             self._made.draw()
 
@@ -64,11 +64,11 @@ class Cameras:
             self._made.reset(where)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the frames that cannot be redrawn, and their ages."""
+        """Return the frames that cannot be rendered again, and their ages."""
         return {} if self._made is None else {name: value.clone() for name, value in self._made.state().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict` and redraw the other frames."""
+        """Restore `state_dict` and render the other frames again."""
         if self._made is not None:
             self._made.redraw()
             for name, value in self._made.state().items():
@@ -76,7 +76,7 @@ class Cameras:
                     value.copy_(state[name])
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the rendering threads."""
         if self._made is not None:
             self._made.close()
         self._made = None

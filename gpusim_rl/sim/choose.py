@@ -23,7 +23,7 @@ OLDER = ", in an environment without Isaac Lab and mjlab, which require older ve
 
 @dataclass(frozen=True, slots=True)
 class SimChoice:
-    """Simulator, device and the reason for them."""
+    """Chosen simulator and device, and the reason for the choice."""
 
     name: str
     device: torch.device

@@ -1,6 +1,6 @@
 """Model constants that MuJoCo derives from masses, updated in selected worlds of MuJoCo Warp.
 
-`mujoco_warp.set_const` updates all worlds in hundreds of launches. Inverse weights refer to the reference pose, which
+`mujoco_warp.set_const` updates all worlds, in hundreds of launches. Inverse weights refer to the reference pose, which
 all worlds share, so Jacobians are computed once and a few kernels do the rest.
 """
 
@@ -29,7 +29,7 @@ def uses_gear(model: mujoco.MjModel) -> bool:
 
 
 def constants_of(model: mujoco.MjModel) -> list[str]:
-    """Return the names of the model's derived constants."""
+    """Return the names of the constants that MuJoCo derives for this model."""
     names = ["body_subtreemass", "body_invweight0"]
     names += ["dof_invweight0"] if model.nv else []
     names += ["tendon_invweight0"] if model.ntendon else []
@@ -50,7 +50,7 @@ STRUCTURE = ("dof_bodyid", "dof_parentid", "body_subtreenum", "body_weldid")
 
 class _Fields:
     where: wp.array(dtype=wp.bool)
-    # of the model
+    # from the model
     body_mass: _Floats
     body_inertia: _Vectors
     body_ipos: _Vectors
@@ -69,24 +69,24 @@ class _Fields:
     extra: _Floats  # inertia of tendons, [nv, nv]
     tendons: _Floats  # Jacobian, [ntendon, nv]
     moments: _Floats  # with unit gear, [actuator outputs, nv]
-    # of the kinematic tree
+    # from the kinematic tree
     armed: _Ints  # actuators with an armature
     last: _Ints  # last dof that moves a body; the others are its ancestors
     first: _Ints  # first dof of a joint's translations or rotations, which share a weight
     shared_by: _Ints
-    # work space, [num_envs, nv, nv]
+    # workspace, [num_envs, nv, nv]
     matrix: _Matrices
     inverse: _Matrices
 
 
-_Inputs = wp.struct(_Fields)  # not by a decorator, which import hooks of type checkers would wrap
+_Inputs = wp.struct(_Fields)  # not as a decorator: type checkers' import hooks would wrap it
 
 
 class Constants:
     """Kernels that derive a model's `constants_of` in the worlds of the mask `where`.
 
     Inputs have one row per world or one shared row; constants have one row per world. `source` is the initial model of
-    all worlds. Create it within `WarpGraphs.scope`.
+    all worlds. Create instances within `WarpGraphs.scope`.
     """
 
     def __init__(self, source: mujoco.MjModel, model: mjw.Model, where: wp.array) -> None:
@@ -175,7 +175,7 @@ def _lin_of_com(m: _Inputs, body: int, dof: int, lever: wp.vec3):
 @no_type_check
 @wp.kernel
 def _mass_matrix(m: _Inputs):
-    # A dof's row, up to its ancestors; the other entries are zero.
+    # One dof's row of the mass matrix: the dof and its ancestors; the other entries are zero.
     world, dof = wp.tid()
     if not m.where[world]:
         return
@@ -309,7 +309,7 @@ def _tendon_weights(m: _Inputs, invweight: _Floats):
 @no_type_check
 @wp.kernel
 def _muscle_accelerations(m: _Inputs, acc: _Floats):
-    # Norm of M^-1 moment.
+    # Norm of M^-1 times the moment vector.
     world, actuator = wp.tid()
     if not m.where[world]:
         return

@@ -85,7 +85,7 @@ def read_heights(
 
 
 def _read_picture(file: Path) -> Float[np.ndarray, "x y"]:
-    """Return a PNG's brightness, 0 (darkest) to 1 (brightest): +x is right, +y is up."""
+    """Return a PNG's brightness, 0 (darkest) to 1 (brightest), shape [x, y]: +x is right, +y is up in the image."""
     spec = mujoco.MjSpec()
     spec.add_hfield(name="picture", file=str(file.resolve()), size=[1.0, 1.0, 1.0, 1.0])
     spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_HFIELD, hfieldname="picture")

@@ -21,7 +21,7 @@ from gpusim_rl.sim.scene import Scene
 
 def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
     """Return a mask of the rows in which any of the tensors, [envs, ...] each, is NaN or infinite."""
-    # 0 * x is NaN for both
+    # 0 * x is NaN if x is NaN or infinite
     return functools.reduce(torch.logical_or, ((0.0 * x).flatten(1).any(dim=1) for x in tensors))
 
 
@@ -69,7 +69,7 @@ class Sim(Protocol):
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
-        """Demand on the `buffers` in the last physics step; above capacity if one overflowed since the last reset."""
+        """Demand on the `buffers` in the last physics step; above a buffer's capacity from overflow until reset."""
         ...
 
     def articulation(self, name: str) -> Articulation:
@@ -86,13 +86,13 @@ class Sim(Protocol):
 
         Args:
             name: Field of MuJoCo's model, `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
-            articulation: Owner; `ground` for geoms fixed to the world, None for gravity, cameras, lights, materials.
+            articulation: Owner; `ground` for geoms fixed to the world; None for gravity, cameras, lights, materials.
             elements: Bodies (also for geoms), joints, actuators, tendons, cameras, lights or materials; None for all.
         """
         ...
 
     def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
-        """Create rays that pass through the `ignore`d articulations. Call it in the task's `__init__`."""
+        """Create rays that pass through the articulations in `ignore`. Call it in the task's `__init__`."""
         ...
 
     def camera(self, name: str) -> CameraImages:
@@ -117,11 +117,11 @@ class Sim(Protocol):
         """Render the requested cameras that are due. `VecEnv` calls it once per control step, after the resets."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the full state; loading it continues bit for bit if the backend supports that."""
+        """Return the full state; after loading it, physics continues bit for bit if the backend supports that."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`."""
 
     def close(self) -> None:
-        """Free threads and memory."""
+        """Stop threads and free memory."""

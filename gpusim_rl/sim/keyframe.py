@@ -1,4 +1,4 @@
-"""Reference poses: rewrite a robot's spec in the pose of a keyframe."""
+"""Reference poses: rewrite a robot's spec so that a keyframe becomes its reference pose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.errors import TaskError, available
 logger = logging.getLogger(__name__)
 
 _JOINT_TIES = (mujoco.mjtEq.mjEQ_JOINT, mujoco.mjtEq.mjEQ_TENDON)
-# Columns of compiled equalities with one body's pose in the other, derived from the reference pose.
+# Columns of `eq_data` that the compiler derives from the reference pose: one body's pose relative to the other's.
 _DERIVED = {mujoco.mjtEq.mjEQ_CONNECT: slice(3, 6), mujoco.mjtEq.mjEQ_WELD: slice(3, 10)}
 _TIE_TOLERANCE = 1e-3  # m or rad; keyframes have few digits
 
@@ -42,7 +42,7 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
 
     The keyframe's velocities and controls are ignored. Equalities of joints and tendons are relative to the reference
     pose and are rewritten. Ball joints have no `ref`: their rotation becomes relative to the keyframe; with limits or
-    a spring they keep their pose. TaskError if the keyframe is missing, of the wrong size, or violates a body equality.
+    a spring they keep their pose. TaskError if the keyframe is missing, has the wrong size or violates a body equality.
     """
     names = [key.name for key in spec.keys]
     if keyframe not in names:
@@ -69,7 +69,7 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
 def _redraw(
     spec: mujoco.MjSpec, model: mujoco.MjModel, body: mujoco.MjsBody, pose: np.ndarray, shifts: dict[str, float]
 ) -> None:
-    """Move a body by the motion of its joints, and each joint by the motion of later joints.
+    """Transform a body by its joints' motion to the keyframe, and each joint by the motion of the joints after it.
 
     Joints compose as T e^(S1 q1) ... e^(Sn qn), with twists S in the body's frame. Relative to the keyframe this is
     T E1 ... En e^(S1' d1) ... e^(Sn' dn): En is the last joint's motion to the keyframe, d the remainder, and S1' is S1
@@ -104,7 +104,7 @@ def _redraw(
 
 
 def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray) -> Pose:
-    """Return translation and rotation in the body's frame, from the file's pose to a joint position."""
+    """Return a joint's translation and rotation in the body's frame, from the file's pose to the joint `position`."""
     moved = position[0] - model.qpos0[model.jnt_qposadr[joint.id]]
     turn = np.array([1.0, 0.0, 0.0, 0.0])
     if joint.type == mujoco.mjtJoint.mjJNT_SLIDE:
@@ -118,7 +118,7 @@ def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray)
 
 
 def _shift_tie(tie: mujoco.MjsEquality, shifts: dict[str, float]) -> None:
-    """Rewrite y - y0 = P(x - x0) for moved x0 and y0."""
+    """Rewrite the equality y - y0 = P(x - x0) for new reference positions x0 and y0."""
     polynomial = np.polynomial.Polynomial(tie.data[:5])
     if tie.name2:
         polynomial = polynomial(np.polynomial.Polynomial([shifts.get(tie.name2, 0.0), 1.0]))
@@ -129,7 +129,7 @@ def _shift_tie(tie: mujoco.MjsEquality, shifts: dict[str, float]) -> None:
 
 
 def _quat(spec: mujoco.MjSpec, body: mujoco.MjsBody) -> np.ndarray:
-    """Return a body's orientation in its parent, wxyz."""
+    """Return a body's orientation in its parent's frame, wxyz."""
     if body.alt.type == mujoco.mjtOrientation.mjORIENTATION_QUAT:
         return np.array(body.quat) / np.linalg.norm(body.quat)
     degree, sequence = bool(spec.compiler.degree), spec.compiler.eulerseq

@@ -22,7 +22,7 @@ FOOT = re.compile(r"foot|feet|toe|ankle|sole|paw|calf_?tip", re.IGNORECASE)
 TORSO = re.compile(r"torso|trunk|chest", re.IGNORECASE)
 SOLE = 0.02  # foot shapes within this height of the lowest shape touch the ground [m]
 LOW = 0.15  # fraction of the root's height below which limb ends are feet
-BENT = {True: 0.94, False: 0.7}  # height of the hips in the pose, as a fraction of the longest leg: bipeds, others
+BENT = {True: 0.94, False: 0.7}  # hip height in the standing pose, as a fraction of the leg's reach: bipeds, others
 _HINGE, _SLIDE = mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value
 _JOINT, _NONE = mujoco.mjtTrn.mjTRN_JOINT.value, mujoco.mjtBias.mjBIAS_NONE.value
 _GEOM = mujoco.mjtGeom
@@ -30,12 +30,12 @@ _GEOM = mujoco.mjtGeom
 
 @dataclass(frozen=True, kw_only=True)
 class Foot:
-    """Body or shape that stands on the ground.
+    """Body or collision shape that stands on the ground.
 
     Attributes:
-        item: `body:<name>`, or `geom:<name>` of a shape.
+        item: `body:<name>` or `geom:<name>`.
         sole: Lowest point in the pose, in the body's frame [m].
-        place: Lowest point relative to the root: ahead, left [m].
+        place: Position of the lowest point relative to the root: forward, left [m].
     """
 
     item: str
@@ -57,7 +57,7 @@ class LeggedRobot:
         scales: Action scale of joints whose armature was guessed from a load [rad].
         knees: Second pitch joint of each leg.
         pitches: Other leg joints about the y axis.
-        notes: Guesses, one line each.
+        notes: Guessed values, one line each.
     """
 
     root: str
@@ -74,7 +74,7 @@ class LeggedRobot:
 
     @property
     def trot(self) -> tuple[float, ...]:
-        """1 for feet that swing together in a trot, else -1, in the order of `feet`."""
+        """Sign of each foot's phase in a trot, in the order of `feet`; feet of the same sign swing together."""
 
         def order(foot: Foot) -> int:  # rank from the front, shifted by one on the left side
             x, y = foot.place
@@ -125,7 +125,7 @@ class _Reader:
         feet = {item: self.lowest(shapes) for item, shapes in feet.items()}
         turns = (model.jnt_type == _HINGE) & (np.abs(data.xaxis[:, 1]) > 0.7)  # about the y axis
         legs = [[j for j in self.above(self.body_of[shapes[0]]) if turns[j]] for shapes in feet.values()]
-        shared = {j for one, two in itertools.combinations(legs, 2) for j in set(one) & set(two)}  # of the waist
+        shared = {j for one, two in itertools.combinations(legs, 2) for j in set(one) & set(two)}  # waist joints
         legs = [[j for j in leg if j not in shared] for leg in legs]
         if not stands:
             for leg, shapes in zip(legs, feet.values(), strict=True):
@@ -133,7 +133,7 @@ class _Reader:
         mujoco.mj_kinematics(model, data)
         height = float(data.xpos[self.root, 2]) - min(map(self.bottom, self.shapes))
         imus = [i for i in range(model.nsite) if "imu" in self.name("site", i).lower()]
-        imus.sort(key=lambda i: model.site_bodyid[i])  # the root's before the torso's
+        imus.sort(key=lambda i: model.site_bodyid[i])  # an IMU on the root before one on the torso
         if not imus:
             self.notes.append("the file has no IMU site: placed one at the root's origin; adjust it in `sites`")
         upper = [i for i in self.bodies if TORSO.search(self.name("body", i))]
@@ -152,7 +152,7 @@ class _Reader:
         )
 
     def limits(self, joint: int) -> tuple[float, float]:
-        """Return a joint's range [rad or m]; one turn if it is unlimited."""
+        """Return a joint's range [rad or m]; (-pi, pi) if it is unlimited."""
         low, high = self.model.jnt_range[joint] if self.model.jnt_limited[joint] else (-math.pi, math.pi)
         return float(low), float(high)
 
@@ -188,7 +188,7 @@ class _Reader:
             matches = [shapes for group, shapes in ends.items() if heights[group] <= limit]
         if len(matches) < 2:
             limbs = [self.name("body", group) for group in ends]
-            problem = f"found no feet: fewer than two of the limb ends {limbs} are named foot, toe or ankle, or are low"
+            problem = f"found no feet: fewer than two of the limb ends {limbs} have a name like foot or toe, or are low"
             raise TaskError(problem, hint="Try --feet left_foot,right_foot")
         feet = {}
         for shapes in matches:
@@ -231,7 +231,7 @@ class _Reader:
         return Foot(item=item, body=self.name("body", body), sole=sole, place=(float(x), float(y)))
 
     def above(self, body: int) -> list[int]:
-        """Return the joints between the root and a body, from top to bottom."""
+        """Return the joints between the root and a body, starting at the root."""
         chain = []
         while body != self.root:
             chain.append(body)
@@ -248,7 +248,7 @@ class _Reader:
         signs, start = np.sign(data.xaxis[leg, 1]), data.qpos[address].copy()
 
         def level(hip: float, knee: float) -> np.ndarray:
-            """Return the leg's angles; the joint below the knee keeps the foot level."""
+            """Return the leg's joint angles [rad]; the joint below the knee keeps the foot level."""
             angles = np.array([hip, knee, *start[2:]])
             if len(leg) > 2:
                 turned = signs[:2] @ (angles[:2] - start[:2])
@@ -279,7 +279,7 @@ class _Reader:
         data.qpos[address] = np.clip(np.round(level(*best), 2), *ranges.T)
 
     def motors(self, height: float, feet: list[list[int]]) -> dict[str, tuple[float, float]]:
-        """Return armature and maximum torque of each joint; add notes on guesses."""
+        """Return armature [kg m^2] and maximum torque [N m] of each joint; add notes on guessed values."""
         model, data, motors = self.model, self.data, {}
         legs, loads = [self.above(self.body_of[shapes[0]]) for shapes in feet], self.loads(feet)
         heaviest: dict[float, float] = {}  # maximum load of joints with the same effort
@@ -321,7 +321,7 @@ class _Reader:
         return {j: abs(float(torque[model.jnt_dofadr[j]])) for j in self.joints}
 
     def effort(self, joint: int) -> float | None:
-        """Return a joint's maximum torque, from its actuator or its own limit."""
+        """Return a joint's maximum torque [N m] from its actuator, else from its own limit; None if neither has one."""
         model = self.model
         for a in range(model.nactuator):
             if model.actuator_trntype[a] != _JOINT or model.actuator_trnid[a, 0] != joint:

@@ -13,14 +13,14 @@ from gpusim_rl.errors import TaskError
 
 def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target: Shaped[Tensor, "..."]) -> None:
     """Write `value` into `target` where the mask is true; mask and value broadcast."""
-    if torch.compiler.is_compiling():  # does not support views as `out`, but fuses both operations
+    if torch.compiler.is_compiling():  # the compiler fuses these operations, but rejects views as `out`
         target.copy_(torch.where(mask, value, target))
     else:
         torch.where(mask, value, target, out=target)
 
 
 def columns(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Return an index of these columns: a slice (views, not copies) if they are contiguous, else a tensor."""
+    """Return an index of these columns: a slice if they are contiguous (for views, not copies), else a tensor."""
     if not numbers or list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
         return slice(numbers[0], numbers[0] + len(numbers)) if numbers else slice(0, 0)
     return torch.tensor(numbers, dtype=torch.int64, device=device)

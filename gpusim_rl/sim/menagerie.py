@@ -18,7 +18,7 @@ HOME = "home"  # Menagerie's keyframe of the standing robot
 
 
 def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
-    """Return only the robot, without the file's floor, lights, cameras, keyframes and solver settings.
+    """Return a robot's spec without the file's floor, lights, cameras, keyframes and solver settings.
 
     Args:
         source: `menagerie:<robot>`, or `menagerie:<robot>/<model>` (`menagerie:unitree_g1/g1_with_hands`).

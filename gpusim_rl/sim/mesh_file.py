@@ -15,11 +15,11 @@ from gpusim_rl.sim.robot_xml import regular_file
 
 MUJOCO_READS = (".stl", ".obj", ".msh")
 _BOX = [0, 1, 3, 0, 3, 2, 4, 7, 5, 4, 6, 7, 0, 5, 1, 0, 4, 5, 2, 3, 7, 2, 7, 6, 0, 2, 6, 0, 6, 4, 1, 5, 7, 1, 7, 3]
-_THIN = 1e-3  # least half size of the box that replaces a flat collision mesh [m]
+_THIN = 1e-3  # minimum half size of the box that replaces a flat collision mesh [m]
 
 
 def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
-    """Replace a mesh's file with vertices [m] and faces; ValueError if it is unreadable or trimesh is missing.
+    """Load a mesh's file into vertices [m] and faces; ValueError if it is unreadable or trimesh is missing.
 
     A Collada file's `<unit>` applies, its `<up_axis>` does not, as in ROS.
     """
@@ -32,7 +32,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
     regular_file(file, budgets.MESH_BYTES)
 
     class Resolver(FilePathResolver):
-        """Resolver of glTF buffers only: materials and textures are never rendered."""
+        """Resolver for glTF buffers only: materials and textures are never rendered."""
 
         def get(self, name: str) -> bytes:
             path = file.parent / name
@@ -60,7 +60,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
 
 
 def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Make a mesh compile, with a volume if it `collides`; return the change, or "". ValueError if beyond repair."""
+    """Repair a mesh, giving it a volume if it `collides`; return the change, or "". ValueError if beyond repair."""
     error = _compiles(mesh, file, collides)
     if error and mesh.file and "volume" not in error:
         read_by_trimesh(mesh, file)

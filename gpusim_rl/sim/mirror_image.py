@@ -75,7 +75,7 @@ class MirrorImage:
         return TaskError(f"{self._name!r} has no mirror image about its x-z plane: {problem}")
 
     def _pair_bodies(self) -> dict[int, int]:
-        """Pair children of paired bodies by name, else by position; a rigid part without a counterpart, with itself."""
+        """Pair children of paired bodies by name, else by position; a rigid part may be its own counterpart."""
         names, pos, model = self._names, self._pos, self._model
         partners = {self._root: self._root}
         for body in names:
@@ -87,7 +87,7 @@ class MirrorImage:
             away = {i: float(np.linalg.norm(pos[i] - wanted)) for i in free}
             close = [i for i in free if away[i] <= self._reach]
             best = min(close, key=lambda i: (names[i] != named, round(away[i], 6), i != body), default=None)
-            if best is None and body == model.body_weldid[body]:  # otherwise, for example, a camera off the plane
+            if best is None and body == model.body_weldid[body]:  # a camera fixed to a link needs no counterpart
                 raise self._none(f"body {names[body]!r} has no counterpart at {wanted.round(3).tolist()} m")
             partners[body] = body if best is None else best
         return partners
@@ -119,7 +119,7 @@ class MirrorImage:
         on: dict[int, list[int]] = {}
         for label, i in self._actuators.items():
             if model.actuator_trntype[i] not in _ON_JOINTS or model.actuator_trnid[i, 0] not in ids:
-                raise self._none(f"actuator {label!r} is not on a joint, so its image is unknown")
+                raise self._none(f"actuator {label!r} is not on a joint: its mirror image is unknown")
             on.setdefault(int(model.actuator_trnid[i, 0]), []).append(i)
         sizes = [int(model.actuator_ctrlnum[i]) for i in self._actuators.values()]
         places = dict(zip(self._actuators.values(), accumulate(sizes, initial=0), strict=False))
@@ -157,22 +157,22 @@ class MirrorImage:
         return index
 
     def at_site(self, name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return two matrices A and B that mirror a velocity v at a site, in the site's axes: A v + B omega.
+        """Return matrices A and B; A v + B omega is the mirror image of a velocity v at a site, in the site's axes.
 
-        `kind` is "vector" or "pseudovector". Raise TaskError unless the site's body is its own image.
+        `kind` is "vector" or "pseudovector". Raise TaskError unless the site's body is its own mirror image.
         """
         site = self._scene.elements_of(self._name, "site").get(name)
         if site is None or self._partners[body := int(self._model.site_bodyid[site])] != body:
             raise TaskError(f"{self._name!r} has no site {name!r} on a body that is its own mirror image")
         axes = self._data.xmat[self._root].reshape(3, 3).T @ self._data.site_xmat[site].reshape(3, 3)
         pos = self._in_root(self._data.site_xpos[site])
-        turn = np.cross(np.eye(3), pos - VECTOR * pos).T  # maps an angular velocity to its cross product with it
+        turn = np.cross(np.eye(3), pos - VECTOR * pos).T  # matrix of omega -> omega x (pos - mirrored pos)
         of_omega = axes.T @ turn @ np.diag(PSEUDOVECTOR) @ axes if kind == "vector" else np.zeros((3, 3))
         flip = np.diag(VECTOR if kind == "vector" else PSEUDOVECTOR)
         return (axes.T @ flip @ axes).round(9), of_omega.round(9)
 
     def measure(self) -> float:
-        """Return the maximum relative difference between accelerations and their images in random contact-free states.
+        """Return the maximum relative error of mirrored accelerations in random states without contacts.
 
         Raise TaskError if the robot is not symmetric.
         """
@@ -189,7 +189,7 @@ class MirrorImage:
         if least < WRONG:
             key = f"the mirror image of {self._name!r}: {kind} {label!r}"
             raise TaskError(key=key, expected=f"the sign {sign:+.0f}", got=-sign)
-        raise self._none(f"accelerations differ from their images by {100 * found:.0f} %")
+        raise self._none(f"accelerations differ from their mirror images by {100 * found:.0f} %")
 
     def _difference(self) -> float:
         model = copy.copy(self._model)

@@ -54,7 +54,7 @@ class MjwarpSim(WarpSim):
         self._waiting_controls = torch.tensor(controls, dtype=torch.int64, device=device)
 
         self._current = self.sensordata
-        self._sensor_stage = 0  # last stage of sensors in the current state; 0 for none
+        self._sensor_stage = 0  # last stage of sensors computed in the current state; 0: none
         if not scene.steps_compute_sensors:
             model.opt.disableflags |= _NO_SENSORS
         self._ray_groups = RayGroups(scene)
@@ -83,7 +83,7 @@ class MjwarpSim(WarpSim):
                     model, self.num_envs, cam_active=[], use_textures=False, enabled_geom_groups=list(range(NUM_GROUPS))
                 )
         with self._graphs.scope():
-            shape = (self.num_envs, num_rays)  # of origin, direction, normal, distance, geom
+            shape = (self.num_envs, num_rays)  # of origins, directions, normals, distances and geoms
             arrays = [wp.zeros(shape, dtype=dtype) for dtype in (wp.vec3, wp.vec3, wp.vec3, float, int)]
             arrays.append(wp.full(num_rays, -1, dtype=int))
             self._ray_arrays[shape] = arrays, [self._view(array) for array in arrays[:4]]

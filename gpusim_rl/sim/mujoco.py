@@ -28,9 +28,9 @@ from gpusim_rl.sim.params import FIELDS, Param, Params
 from gpusim_rl.sim.rays import RayGroups, Rays
 from gpusim_rl.sim.scene import Scene
 
-# Largest plausible state [m, rad, m/s, rad/s].
+# Maximum plausible position or velocity [m, rad, m/s, rad/s].
 MAX_STATE = 1e5
-# Below this many worlds an MjData per world stays in the cache, and velocity-stage quantities come for free.
+# With fewer worlds, one MjData per world fits in the CPU's cache, and velocity-stage quantities cost nothing extra.
 PERSISTENT_BELOW = 512
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
@@ -81,7 +81,7 @@ class SimBase(MujocoTensors):
 class MujocoSim(SimBase):
     """Simulator on a pool of CPU threads; see `gpusim_rl.sim.Sim`. Bit-identical for any number of threads.
 
-    MuJoCo's state is float64; each `step` copies it once into a float32 mirror, and task tensors are slices of it.
+    MuJoCo's state is float64; each `step` copies it once into a float32 mirror, of which task tensors are slices.
     Derived quantities are computed only after a task has requested them.
     """
 
@@ -115,7 +115,7 @@ class MujocoSim(SimBase):
         self._qpos_qvel = mirror[:, 1:]
 
         self._make_inputs(model)
-        # Arrays of MuJoCo with their float32 mirrors: sensors of the last physics step, and quantities of the state.
+        # MuJoCo's arrays and their float32 mirrors: sensors of the last physics step, and derived quantities.
         self._sensors: list[tuple[np.ndarray, np.ndarray]] = []
         self._derived: list[tuple[np.ndarray, np.ndarray]] = []
         self._tensors: dict[str, Tensor] = {}  # views of the mirrors, by field
@@ -124,9 +124,9 @@ class MujocoSim(SimBase):
             self.sensordata = self._bind("sensordata", self._sensors)
         self._stage = _VEL  # last stage of `_forward`
         self._current: Tensor | None = None  # sensors in the current state
-        self._flags: np.ndarray | None = None  # per world, where only `_forward` computes sensors
+        self._flags: np.ndarray | None = None  # disable flags per world, if only `_forward` computes sensors
 
-        # Worlds whose state, mocap bodies or parameters were written since they were last read, and last reset worlds.
+        # Masks of worlds: state, mocap bodies or parameters written since they were last read; reset by the last call.
         masks = np.zeros((4, num_envs), dtype=bool)
         self._written, self._moved, self._stale, self._reset = masks
         self._written_mask, self._moved_mask, self._stale_mask, self._reset_mask = torch.from_numpy(masks).unbind()

@@ -1,7 +1,7 @@
 """`sim=newton`: Newton with its MuJoCo solver, from the same scene.
 
-Tasks read and write the data of its solver, MuJoCo Warp; Newton's own state is updated from it. There, quaternions
-are xyzw, free bodies have the velocity of the centre of mass, and joints are relative to the file's pose.
+Tasks read and write the data of its solver, MuJoCo Warp, from which Newton's own state is updated. That state has xyzw
+quaternions, velocities of free bodies at the centre of mass, and joint positions relative to the file's pose.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NewtonSim(WarpSim):
         check_import(scene, solver, num_envs)
         self._geoms = torch.as_tensor(collided_geoms(scene.model), device=device)
 
-        # Each solver step overwrites its data's inputs and overflow flags.
+        # Each step overwrites the inputs and overflow flags in the solver's data.
         if scene.model.nu:
             self.ctrl = self._per_world(self._control.mujoco.ctrl)
         self.qfrc_applied = self._per_world(self._control.joint_f)[:, : scene.model.nv]
@@ -65,7 +65,7 @@ class NewtonSim(WarpSim):
 
     def _make_newton_views(self) -> None:
         model, state = self.scene.model, self._newton_state
-        # MuJoCo's coordinates are followed by those of loop-closing joints, which its solver treats as constraints.
+        # After MuJoCo's coordinates come coordinates of loop-closing joints, which its solver treats as constraints.
         self._joint_q = self._per_world(state.joint_q)[:, : model.nq]
         self._joint_qd = self._per_world(state.joint_qd)[:, : model.nv]
         self._body_f = self._per_world(state.body_f)  # force, torque at the centre of mass; world frame
@@ -91,7 +91,7 @@ class NewtonSim(WarpSim):
         self.sensordata = torch.zeros(self.num_envs, model.nsensordata, device=self.device)
         bodies = [model.body(body).id for body in scene.contact_sensors]
         self._contact_bodies, self._contact_roots = tensor(bodies), tensor(model.body_rootid[bodies].tolist())
-        # Force, torque and orientation. The torque is about the body's origin, so point and position stay zero.
+        # Force, torque and orientation. The torque is about the body's origin: contact point and position stay zero.
         columns = [scene.contact_columns(body) for body in scene.contact_sensors]
         self._contact_columns = tensor([column for each in columns for column in (*each[:6], *each[12:])])
         joints = [joint for name in scene.effort_sensors for joint in scene.elements_of(name, "joint").values()]
@@ -118,11 +118,11 @@ class NewtonSim(WarpSim):
         values = self._params.values[field]
         if field in self._solver_values:
             self._solver_values[field].copy_(values.index_select(1, self._geoms))
-        if field == "body_ipos":  # Newton's velocities are those of the centres of mass
+        if field == "body_ipos":  # Newton's velocities refer to centres of mass
             self._body_com.copy_(values[:, 1:])
 
     def mirror(self) -> MjwarpSim:
-        """Return the same worlds in MuJoCo Warp, for sensors and rays; randomised parameters are not copied."""
+        """Return a copy of the worlds in MuJoCo Warp, for sensors and rays; randomised parameters are not copied."""
         if self._mirror is None:
             self._mirror = MjwarpSim(self.scene, self.num_envs, self._cfg, self.device)
             self._start_following()
@@ -164,7 +164,7 @@ class NewtonSim(WarpSim):
         self._body_f.copy_(self.xfrc_applied[:, 1:])
 
     def _sense_step(self) -> None:
-        # All are from the start of the last physics step. cfrc_ext: torque about the tree's centre of mass, force.
+        # All values are from the start of the last physics step. cfrc_ext: torque about the tree's COM, then force.
         bodies = self._contact_bodies
         torque, force = self._cfrc_ext.index_select(1, bodies).split(3, dim=-1)
         com = self._derived["subtree_com"].index_select(1, self._contact_roots)

@@ -62,7 +62,7 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
 
 
 def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
-    """Compare the solver's candidate pairs with those that can touch under MuJoCo's rules."""
+    """Compare the solver's candidate geom pairs with the pairs that can touch under MuJoCo's rules."""
     geoms = collided_geoms(model)
     touch, (first, second) = may_touch(model), (model.pair_geom1, model.pair_geom2)
     touch[first, second] = touch[second, first] = True
@@ -74,7 +74,7 @@ def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
 
 
 def _array(solver: Any, name: str) -> np.ndarray:
-    """Return an array of the first env, as the solver uses it."""
+    """Return a model array as the solver uses it, for the first env."""
     compiled, array = getattr(solver.mj_model, name), getattr(solver.mjw_model, name, None)
     if array is None or isinstance(array, int | float):
         return compiled

@@ -23,7 +23,7 @@ from gpusim_rl.sim.scene import Scene
 if TYPE_CHECKING:
     import newton
 else:
-    chosen, wp.config.enable_backward = wp.config.enable_backward, False  # no gradient kernels: they compile longest
+    chosen, wp.config.enable_backward = wp.config.enable_backward, False  # no gradient kernels: slow to compile
     try:
         newton = import_extra("newton", "newton", "sim=newton")
         _ = newton.solvers.SolverMuJoCo  # imported lazily
@@ -51,10 +51,10 @@ class _Solver(newton.solvers.SolverMuJoCo):
         self._take_over()
 
     def _take_over(self) -> None:
-        """Copy values that Newton computes differently, or only to XML's six digits.
+        """Copy the scene's values where Newton computes different ones, or has only the six digits of XML.
 
-        Its convex hulls have at most 64 points; principal axes, centres of massless bodies, and weights of bodies that
-        only turn or slide differ. It zeroes margins, which MuJoCo Warp supports. Robots often start exactly at a limit.
+        Newton's convex hulls have at most 64 points; principal axes, centres of massless bodies, and inverse weights of
+        bodies that only rotate or slide differ. It zeroes margins. Joint limits must be exact: robots start at them.
         """
         scene, solved, geoms = self._scene, self.mjw_model, collided_geoms(self._scene)
         rows = np.flatnonzero(np.isin(scene.geom_type[geoms], (_HFIELD, _MESH)))
@@ -80,7 +80,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
     def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: Any) -> None:
         """Replace Newton's masks, excludes, pairs, mocap bodies and equalities with the scene's.
 
-        Newton also filters contacts along joints of fixed bodies and connects, and orders equalities by type.
+        Newton also filters contacts across joints of fixed bodies and connect equalities, and sorts equalities by type.
         """
         scene, numbers, bodies = self._scene, collided_geoms(self._scene), spec.bodies
         geoms, sites = ([each for body in bodies for each in getattr(body, kind)] for kind in ("geoms", "sites"))
@@ -113,7 +113,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
         # Newton merges multiple joints of a body and drops them from tendons: restore the solver's own joints there.
         attributes: Any = SimpleNamespace(**vars(model.mujoco))
         if len(self._tendon_joints):
-            joints = attributes.tendon_joint.numpy()  # the solver reads the first world's, which come first
+            joints = attributes.tendon_joint.numpy()  # the solver reads only the first world's joints
             joints[: len(self._tendon_joints)] = self._tendon_joints[: len(joints)]
             attributes.tendon_joint = wp.array(joints)
         single: Any = SimpleNamespace(mujoco=attributes, joint_type=wp.zeros(len(spec.joints), dtype=int))
@@ -141,7 +141,7 @@ def make_solver(scene: Scene, num_envs: int, cfg: SimConfig) -> newton.solvers.S
 
 
 def unsupported(problem: str) -> ConfigError:
-    """Return an error that suggests `sim=mjwarp`."""
+    """Return a ConfigError that suggests `sim=mjwarp`."""
     return ConfigError(problem, key="sim=newton", hint="Try sim=mjwarp")
 
 
@@ -192,7 +192,7 @@ def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers
 
 
 def collided_geoms(model: mujoco.MjModel) -> np.ndarray:
-    """Return the geoms that can touch something or guide a tendon; Newton's solver contains only these."""
+    """Return ids of the geoms that can touch something or guide a tendon; Newton's solver contains only these."""
     guides = (model.wrap_type == mujoco.mjtWrap.mjWRAP_SPHERE) | (model.wrap_type == mujoco.mjtWrap.mjWRAP_CYLINDER)
     named = np.concatenate([model.wrap_objid[guides], model.pair_geom1, model.pair_geom2])
     masked = (model.geom_contype != 0) | (model.geom_conaffinity != 0)

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import mujoco
 import numpy as np
 
-# MuJoCo's defaults of constraint parameters.
+# Default values of MuJoCo's constraint parameters.
 _DEFAULTS = dict.fromkeys(("solref", "solreflimit", "solreffriction"), ("0.02", "1"))
 _DEFAULTS |= dict.fromkeys(("solimp", "solimplimit", "solimpfriction"), ("0.9", "0.95", "0.001", "0.5", "2"))
 
@@ -33,7 +33,7 @@ def plain_xml(xml: str, model: mujoco.MjModel) -> str:
             _inline_heights(element, model)
         elif element.tag == "geom" and element.get("type") == "plane":
             element.attrib |= {"type": "sphere", "size": "1", "mass": "0"}
-        if element.tag == "geom" and element.get("name") in used:  # otherwise Newton moves it before colliding geoms
+        if element.tag == "geom" and element.get("name") in used:  # otherwise Newton sorts it before colliding geoms
             element.set("contype", "1")
     world = root.findall("worldbody")[0]
     _inline_frames(world)
@@ -51,7 +51,7 @@ def _text(values: np.ndarray | np.floating) -> str:
 
 
 def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
-    """Inline the vertices that MuJoCo has read; the XML does not contain the file's folder."""
+    """Inline the vertices that MuJoCo has read: the XML lacks the mesh file's folder."""
     mesh = model.mesh(element.get("name"))
     vertices, faces = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]], model.mesh_face[mesh.faceadr[0] :]
     turn = np.zeros(9)
@@ -75,7 +75,7 @@ def _inline_heights(element: ET.Element, model: mujoco.MjModel) -> None:
 
 
 def _pose(element: ET.Element) -> tuple[np.ndarray, np.ndarray]:
-    """Return position [m] and orientation wxyz, the only form that MuJoCo writes."""
+    """Return an element's position [m] and quaternion (wxyz); MuJoCo writes orientations only as quaternions."""
     pos, quat = element.get("pos", "0 0 0"), element.get("quat", "1 0 0 0")
     turn = np.array(quat.split(), dtype=float)
     mujoco.mju_normalize4(turn)

@@ -19,7 +19,7 @@ _FIELDS = (
     *("ccd_iterations", None, None, "disableactuator", "sdf_initpoints", "sdf_iterations"),
 )
 _KINDS = {name: getattr(mujoco, f"mjt{name.capitalize()}") for name in ("integrator", "cone", "jacobian", "solver")}
-# By name in a file: field, bit, and the value that sets the bit.
+# Flags by their name in a file: field, bit, and the value that sets the bit.
 _FLAGS = {
     f"flag {bit.name.removeprefix(prefix).lower()}": (field, bit.value, word)
     for kind, prefix, field, word in (
@@ -29,7 +29,7 @@ _FLAGS = {
     for bit in kind.__members__.values()
     if bit.name.startswith(prefix)
 }
-USUAL = (100, 50)  # MuJoCo's default limits of solver and line-search iterations
+USUAL = (100, 50)  # MuJoCo's default limits on solver and line-search iterations
 ON_WARP = (12, 20)  # limits on Warp where a scene has the defaults: all worlds wait for the slowest; see docs/gpu.md
 
 
@@ -70,7 +70,7 @@ class SceneOption:
         self._changed()
 
     def take_over(self, part: mujoco.MjSpec, source: str) -> None:
-        """Move a file's options here, except those set by the task; TaskError if files disagree."""
+        """Move a file's options here, except options that the task has set; raise TaskError if files disagree."""
         option = self._spec.option
         for name, value in _authored(part).items():
             field = _FLAGS[name][0] if name in _FLAGS else name

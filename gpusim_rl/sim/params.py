@@ -43,7 +43,7 @@ FIELDS = {
     "actuator_biasprm": Field("actuator"),
     "actuator_forcerange": Field("actuator"),  # N m or N, lower and upper; only where the actuator has limits
     "actuator_gear": Field("actuator", constants=True),
-    "actuator_delay": Field("actuator"),  # s, see `whole_steps`; only of actuators that have a `max_delay` or a delay
+    "actuator_delay": Field("actuator"),  # s, see `whole_steps`; only for actuators with a delay or `max_delay`
     "tendon_stiffness": Field("tendon"),  # N/m
     "tendon_damping": Field("tendon"),  # N s/m
     "gravity": Field("world"),  # m/s^2
@@ -96,7 +96,7 @@ class Param:
     def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"], column: int | None = None) -> None:
         """Set values in the masked worlds; derived constants update at the next refresh or step.
 
-        `value` has the shape of the property, without the last dimension if `column` selects one component.
+        `value` has the shape of `Param.value`, without the last dimension if `column` selects one component.
         """
         value = value if self.prepare is None else self.prepare(value)
         values = self._values if column is None else self._values[..., column]
@@ -143,11 +143,11 @@ class Params:
         return param
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the values of all declared fields."""
+        """Return the values of all per-world fields."""
         return {name: value.clone() for name, value in self.values.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore declared fields that were saved; others keep their values."""
+        """Restore per-world fields that were saved; other fields keep their values."""
         for name, value in self.values.items():
             if name in state:
                 value.copy_(state[name])
@@ -206,7 +206,7 @@ def find_elements(
 
 
 def _geoms(scene: Scene, articulation: str, pictures: bool) -> dict[str, list[int]]:
-    """Return colliding (or all) geoms by body name; ground geoms under `ground`."""
+    """Return ids of colliding geoms (all geoms if `pictures`) by body name; the ground's under `ground`."""
     model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
     rows: dict[str, list[int]] = {}

@@ -54,7 +54,7 @@ def quat_conjugate(quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 4"]
 
 
 def quat_from_axis_angle(axis: Float[Tensor, "*batch 3"], angle: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch 4"]:
-    """Return the rotation by `angle` [rad] about unit axes."""
+    """Return the quaternion of a rotation by `angle` [rad] about unit axes."""
     half = 0.5 * angle[..., None]
     return torch.cat([half.cos(), half.sin() * axis], dim=-1)
 

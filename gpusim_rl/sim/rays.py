@@ -50,7 +50,7 @@ class Rays:
     def cast(
         self, origin: Float[Tensor, "envs rays 3"], direction: Float[Tensor, "envs rays 3"]
     ) -> Float[Tensor, "envs rays"]:
-        """Return distances to the first hit, in lengths of each ray's direction; -1 without a hit. World frame [m]."""
+        """Return distances to the first hit, in multiples of the direction's length; -1 without a hit. World frame."""
         check_shape("rays: origin", origin, self._shape)
         check_shape("rays: direction", direction, self._shape)
         return self._cast(origin, direction, self._groups)

@@ -30,7 +30,7 @@ _logged: set[str] = set()  # training, evaluation and tools each build the scene
 
 @contextmanager
 def mujoco_warnings(source: str) -> Iterator[None]:
-    """Log the block's MuJoCo warnings in one line, each once per process."""
+    """Log MuJoCo's warnings from the block in one line, each once per process."""
     lines: list[str] = []
     caught: list[warnings.WarningMessage] = []
     mujoco.set_mju_user_warning(lines.append)
@@ -84,7 +84,7 @@ def read_robot(
             element.name = element.name or f"{kind}{number}"
     if keyframe is not None and not from_menagerie:
         keyframes.stand(spec, keyframe)
-    for key in list(spec.keys):  # their size fits this file only
+    for key in list(spec.keys):  # keyframes fit only the file's own joints
         spec.delete(key)
     if fixed_base is not None:
         _fix_base(spec, fixed_base)
@@ -94,7 +94,7 @@ def read_robot(
 
 
 def free_objects(spec: mujoco.MjSpec) -> list[str]:
-    """Return the free bodies under the worldbody, except the first body."""
+    """Return the names of free bodies directly under the worldbody, except the first body."""
     return [body.name for body in spec.worldbody.bodies[1:] if _free_joint(body)]
 
 

@@ -49,7 +49,7 @@ def bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), limits[1]))
         yield
     except (MemoryError, RuntimeError, ValueError) as error:
-        failed = "allocate memory" in str(error) or "unknown exception" in str(error).lower()  # MuJoCo's words
+        failed = "allocate memory" in str(error) or "unknown exception" in str(error).lower()  # MuJoCo's wording
         if not (failed or isinstance(error, MemoryError)):
             raise
         raise ValueError(f"reading the file takes more than {budgets.ROBOT_BYTES >> 20} MB of memory") from None
@@ -86,7 +86,7 @@ def read_content(file: Path) -> bytes:
 
 
 def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Callable[[str], object]) -> None:
-    """Call `start` and `end` with each element's prefixed name; ValueError for text that is invalid or too large."""
+    """Call `start(tag, attributes)` and `end(tag)` for each element; ValueError for invalid or too large XML."""
     parser, depth, count = expat.ParserCreate(), 0, 0
 
     def opened(tag: str, attributes: dict[str, str]) -> None:
@@ -128,7 +128,7 @@ def root_tag(file: Path) -> str:
 
 
 def read_mjcf(file: Path) -> mujoco.MjSpec:
-    """Read an MJCF file after checking it, its includes and its assets; raise ValueError or OSError for faults."""
+    """Read an MJCF file and check its includes and assets; raise ValueError or OSError for faults."""
     if not file.exists():
         raise FileNotFoundError("no such file")
     included_files(file)
@@ -141,7 +141,7 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
 
 
 def included_files(file: Path) -> set[Path]:
-    """Return a file and its includes, after checking how much their elements allocate."""
+    """Return the paths of a file and its includes; raise ValueError if their elements would allocate too much."""
     waiting, seen, meshes, places = [file], set[Path](), set[str](), {""}
     while waiting:
         path = waiting.pop().resolve()
@@ -163,7 +163,7 @@ def included_files(file: Path) -> set[Path]:
 
 
 def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
-    """Return a file's includes; collect its `<flexcomp>` meshes and mesh folders."""
+    """Return the names of a file's includes; collect its `<flexcomp>` meshes in `meshes`, mesh folders in `places`."""
     included, copies = list[str](), [1]
 
     def start(tag: str, attributes: dict[str, str]) -> None:

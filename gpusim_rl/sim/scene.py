@@ -53,7 +53,7 @@ class Scene:
         max_angular_velocity: Limit for free bodies, applied after each control step [rad/s]; PhysX uses 64.
 
     Attributes:
-        option: MuJoCo's options by name. Values written before files are added override them.
+        option: MuJoCo's options by name. Values written before a file is added override the file's.
         njmax: Constraint rows per env in MuJoCo Warp if `sim.njmax` is null; None estimates them. Contacts without a
             row are dropped and reported in `sim/overflow`.
 
@@ -179,7 +179,7 @@ class Scene:
         """Add a robot or object from an MJCF or URDF file or a spec.
 
         The file becomes an articulation whose root is the first body under the worldbody; other bodies there with a
-        free joint become separate articulations, `<name>/<body>`. Geoms of the worldbody are fixed and belong to none.
+        free joint become separate articulations, `<name>/<body>`. Geoms of the worldbody stay fixed, without an owner.
         Ball joints move but are not listed as joints. Unnamed bodies, joints and actuators get names (`body4`).
 
         The file's options are merged into the scene's; files must not conflict. Its `<compiler>` settings apply to its
@@ -194,8 +194,8 @@ class Scene:
                 limits. Default: `home` for Menagerie, else the pose of the file.
             fixed_base: False adds a free joint to the first body, True removes it. Default: as in the file; fixed for
                 URDF.
-            packages: Folders of ROS packages in a URDF (`package://<package>/meshes/x.stl`). Others are searched by
-                name in the file's folder and its parents.
+            packages: Folders of ROS packages in a URDF (`package://<package>/meshes/x.stl`). Other packages are looked
+                up by name in the file's folder and its parents.
         """
         label = f"Scene.add({name!r})"
         if name in (*self._velocity_limits, *self.articulation_names):
@@ -440,7 +440,7 @@ class Scene:
 
     @property
     def steps_compute_sensors(self) -> bool:
-        """True if physics steps compute sensors; those read only by `Articulation.sensor` are computed when read."""
+        """True if physics steps compute sensors; sensors read only by `Articulation.sensor` are computed on demand."""
         model = self.model
         late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # such sensors store earlier readings
         touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))

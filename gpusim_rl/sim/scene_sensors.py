@@ -60,11 +60,11 @@ def add_sensor(
             element, target = "site", name
         object_type = mujoco.mjtObj.mjOBJ_BODY if element == "body" and kind in _SUBTREE else _OF[element]
         arguments = {"objtype": object_type, "objname": prefix + target}
-    if kind == "contact":  # reports the force on the second; a subtree against itself is given by its frame
+    if kind == "contact":  # reports the force on the second element; XBODY means a whole subtree
         object_type = {"ground": mujoco.mjtObj.mjOBJ_BODY, "self": mujoco.mjtObj.mjOBJ_XBODY}[str(against)]
         second = {"reftype": arguments["objtype"] if "geom" in of else object_type, "refname": arguments["objname"]}
         first = {"objtype": object_type, "objname": arguments["objname"] if against == "self" else "world"}
         arguments = {**first, **second, "intprm": [_FOUND_AND_FORCE, _REDUCTION[str(against)], 1]}
-    if kind == "rangefinder":  # distances, as is the default in a file
+    if kind == "rangefinder":  # report distances, the default in a file
         arguments["intprm"] = [1 << mujoco.mjtRayDataField.mjRAYDATA_DIST.value, 0, 0]
     spec.add_sensor(name=prefix + name, type=_KINDS[kind], cutoff=cutoff, **arguments)

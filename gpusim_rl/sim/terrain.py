@@ -1,4 +1,4 @@
-"""Terrain: patches from easy to hard as one height field, with a height table for observations."""
+"""Terrain: patches of increasing difficulty in one height field, with a height table for observations."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Terrain:
         first, last = (limit.view(2, *[1] * (points.ndim - 1)) for limit in self._cells)
         cell = (points / resolution).floor_()  # along x and y, counted from the middle
         cell.clamp_(first, last).nan_to_num_()  # NaN of diverged worlds
-        # Relative to the cell: relative to the whole field, float32 would lose a tenth of a millimetre.
+        # Relative to the cell; relative to the whole field, float32 would be off by a tenth of a millimetre.
         u, v = torch.sub(points, cell, alpha=resolution).div_(resolution).clamp_(0.0, 1.0)
         i, j = cell.int()
         row = self.heights.shape[1]
@@ -118,7 +118,7 @@ class Terrain:
     def scan(
         self, pos: Float[Tensor, "envs 3"], yaw: Float[Tensor, " envs"], points: Float[Tensor, "points 2"]
     ) -> Float[Tensor, "envs points"]:
-        """Return the ground height [m] at `points` [m] of a level frame at `pos` [m], turned by `yaw` [rad]."""
+        """Return ground heights [m] at `points` [m] in a level frame at position `pos` [m] and heading `yaw` [rad]."""
         x, y = points.unbind(dim=1)
         ahead = torch.addcmul(pos[:, :2].T[..., None], yaw.cos()[:, None], points.T[:, None])
         sin = yaw.sin()[:, None]
@@ -143,17 +143,17 @@ class _Canvas:
 
     @property
     def foot(self) -> int:
-        """Cells from the patch's edge to the platform's."""
+        """Cells from the patch's edge to the platform's edge."""
         return self.cells_of(0.5 * (self.cfg.patch_size - self.cfg.platform_size))
 
     @property
     def between(self) -> np.ndarray:
-        """Mask of points strictly between edge and platform, shape [x, y]."""
+        """Mask of points strictly between the patch's edge and the platform, shape [x, y]."""
         return (self.edge > 0) & (self.edge < self.foot)
 
     @property
     def climb(self) -> np.ndarray:
-        """Cells from the patch's edge to each point, up to the platform, shape [x, y]."""
+        """Cells from the patch's edge to each point, at most `foot`, shape [x, y]."""
         return np.minimum(self.edge, self.foot)
 
     def cells_of(self, length: float) -> int:
@@ -173,7 +173,7 @@ def _stairs(canvas: _Canvas) -> Heights:
 
 
 def _rough(canvas: _Canvas) -> Heights:
-    """Return bilinearly interpolated random heights."""
+    """Return bilinearly interpolated random heights [m]."""
     spacing = canvas.cells_of(NOISE_SPACING)
     size = canvas.cells // spacing + 2
     coarse = canvas.uniform(-1.0, 1.0, size, size)
@@ -225,11 +225,11 @@ KINDS: dict[str, Callable[[_Canvas], Heights]] = {
     "stepping_stones": _stepping_stones,
     "gap": _gap,
 }
-"""Kinds of ground. Up and down are as seen from the platform, which lies in a pit on `stairs_up`."""
+"""Kinds of ground. Up and down are as seen from the platform: on `stairs_up` it is at the bottom of a pit."""
 
 
 def _patches(cfg: TerrainConfig) -> Heights:
-    """Return heights of all patches, each without its edge at the highest x and y."""
+    """Return heights of all patches [m], each without its edges at the highest x and y."""
     cells = round(cfg.patch_size / cfg.resolution)
     place = np.arange(cells)
     to_edge = np.minimum(place, cells - place)

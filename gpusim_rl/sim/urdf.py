@@ -55,7 +55,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     Every link becomes a body with its visual and collision shapes. The file's MuJoCo `<compiler>` applies, except for
     its mesh and shape-removal settings. Raise TaskError or ValueError for missing or invalid parts.
     """
-    notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "read": [], "left out": []}
+    notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "corrected": [], "left out": []}
     changed, tidied, left_out = notes.values()
     robot = _parse(file, left_out)
     folder = file.parent / _set_compiler(robot)
@@ -85,12 +85,12 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
 
 
 def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
-    """Return links, joints and materials; raise ValueError for a xacro template."""
+    """Parse a file, keeping links, joints, materials and MuJoCo's settings; raise ValueError for a xacro template."""
     content, template = read_content(file), f"this is a xacro template. Try: xacro {file.name} > robot.urdf"
     try:
         robot = parse(content)
     except ValueError as error:
-        outside = (part.rpartition(b"-->")[2] for part in content.split(b"<!--"))  # of comments
+        outside = (part.rpartition(b"-->")[2] for part in content.split(b"<!--"))  # outside comments
         raise ValueError(template if any(b"<xacro:" in part for part in outside) else str(error)) from None
     for shape in (*robot.iterfind("link/visual"), *robot.iterfind("link/collision")):
         for child in [child for child in shape if child.tag.startswith("xacro:")]:  # call of an undefined macro
@@ -103,7 +103,7 @@ def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
 
 
 def _set_compiler(robot: ElementTree.Element) -> str:
-    """Complete MuJoCo's compiler settings; return the mesh folder."""
+    """Add our defaults to MuJoCo's compiler settings; return the mesh folder."""
     parent = robot
     for tag in ("mujoco", "compiler"):
         child = parent.find(tag)
@@ -155,12 +155,12 @@ def _joined(lines: list[str]) -> str:
 
 
 def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
-    """Rewrite numbers in MuJoCo's syntax, and drop repeated elements."""
+    """Rewrite numbers in MuJoCo's syntax, and remove repeated elements."""
     for owner in (*robot.findall("link"), *robot.findall("joint"), *robot.findall("material")):
         for element in owner.iter():
             first = {child.tag: child for child in reversed(element) if child.tag not in ("visual", "collision")}
             repeated = dict.fromkeys(child for child in element if first.get(child.tag, child) is not child)
-            tidied += [f"{_name(owner)}: a second <{child.tag}>" for child in repeated]
+            tidied += [f"{_name(owner)}: removed a second <{child.tag}>" for child in repeated]
             element[:] = [child for child in element if child not in repeated]
             for attribute, count in _NUMBERS.get(element.tag, {}).items():
                 if (text := element.get(attribute)) is None:
@@ -177,13 +177,13 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
                 numbers += ["1"] if attribute == "rgba" and len(numbers) == 3 else []
                 few = len(numbers) < count or not math.isfinite(sum(map(float, numbers)))
                 if not words or (attribute == "rgba" and few):
-                    tidied.append(f"{place}: {text!r} is left out")
+                    tidied.append(f"{place}: removed {text!r}")
                     del element.attrib[attribute]
                     continue
                 if few:
                     raise ValueError(f"{place}: expected {count} number{'s' * (count > 1)}, got {text!r}")
                 if numbers[:count] != words:
-                    tidied.append(f"{place}: {text!r} is {' '.join(numbers[:count])}")
+                    tidied.append(f"{place}: {text!r} is now {' '.join(numbers[:count])}")
                 element.set(attribute, " ".join(numbers[:count]))
         for material in owner.iter("material"):
             for color in [color for color in material.findall("color") if color.get("rgba") is None]:
@@ -231,14 +231,14 @@ def _empty_links(robot: ElementTree.Element) -> None:
 
 
 def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
-    """Make a link's mass and inertia physical; return the change, or "". `balanceinertia` handles A + B < C."""
+    """Make a link's mass and inertia physical; return the change, or "". MuJoCo's `balanceinertia` fixes A + B < C."""
     inertial, mass, name = link.find("inertial"), link.find("inertial/mass[@value]"), link.get("name", "")
     if inertial is None or mass is None:
         if inertial is not None:
             link.remove(inertial)  # MuJoCo derives mass from the collision shapes
         if link.find("collision") is None:
             return f"{name} mass 0 -> {LEAST_MASS:g} kg" if moves else ""
-        return "" if inertial is None else f"{name} no mass -> that of its collision shapes at water density"
+        return "" if inertial is None else f"{name} no mass -> mass of its collision shapes at water density"
     inertia, given = inertial.find("inertia"), float(mass.get("value", ""))
     inertia = ElementTree.SubElement(inertial, "inertia") if inertia is None else inertia
     matrix = np.array([float(inertia.get(key, 0.0)) for key in _INERTIA])[_SYMMETRIC]
@@ -265,7 +265,7 @@ def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
 def _check_shapes(
     link: ElementTree.Element, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: dict[str, list[str]]
 ) -> None:
-    """Resolve a link's meshes; remove empty shapes, and visuals with missing meshes if there is a collision shape."""
+    """Resolve a link's meshes; remove empty shapes, and if there is a collision shape, visuals with missing meshes."""
     name, left_out = link.get("name", ""), notes["left out"]
     for shape in (*link.findall("collision"), *link.findall("visual")):
         kind, reason = shape.find("geometry/*"), ""
@@ -278,7 +278,7 @@ def _check_shapes(
             reason = f"{kind.tag} of size {' '.join(sizes)}"
         elif kind.tag == "mesh":
             try:
-                path = _find(kind.get("filename", ""), file, folder, packages, notes["read"])
+                path = _find(kind.get("filename", ""), file, folder, packages, notes["corrected"])
                 regular_file(path)
                 kind.set("filename", str(path))
             except TaskError as error:
@@ -333,7 +333,7 @@ def _mend_meshes(
 
 
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
-    """Return the path of a mesh; note if it was found in a different package or folder."""
+    """Return the path of a mesh; add a note if it is in a different package or folder."""
     if len(name) > _LONGEST:
         raise TaskError(f"a mesh name has {len(name)} characters", expected=f"at most {_LONGEST}")
     packages, above = {**ROS_PACKAGES, **packages}, [*file.resolve().parents]

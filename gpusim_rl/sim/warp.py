@@ -22,7 +22,7 @@ ANNOUNCE_AFTER_S = 3.0  # longer than loading cached kernels takes
 
 
 def start_warp(device: torch.device) -> str:
-    """Initialise Warp without its banner, and return its name for a torch device."""
+    """Initialise Warp without its banner, and return Warp's name of a torch device."""
     if wp.config.log_level == wp.LOG_INFO:  # the default, not a user's choice
         wp.config.log_level = wp.LOG_WARNING
     with _one_line_if_cache_fails(), _silent_stderr() if device.type == "cpu" else nullcontext():
@@ -61,7 +61,7 @@ def _silent_stderr() -> Iterator[None]:
 
 @contextmanager
 def announce_compilation() -> Iterator[None]:
-    """Log kernel compilation if the block takes long."""
+    """Log that kernels are being compiled if the block takes longer than `ANNOUNCE_AFTER_S`."""
     start = time.monotonic()
     timer = threading.Timer(ANNOUNCE_AFTER_S, logger.info, ["compiling physics kernels, first run only …"])
     timer.daemon = True
@@ -102,9 +102,9 @@ def defer_launches(take: Callable[[Callable[[], None]], None]) -> Iterator[None]
 class WarpGraphs:
     """Fixed sequences of Warp launches, captured on first use and replayed.
 
-    They run on torch's current stream, which orders torch and Warp without synchronisation. While torch captures that
-    stream, they go into torch's graph, which is registered with Warp because `wp.capture_while` needs it. If not
-    `enabled`, every run is eager.
+    Launches run on torch's current stream, which orders torch and Warp without synchronisation. While torch captures
+    that stream, launches become part of torch's graph, which is registered with Warp because `wp.capture_while` needs
+    it. If not `enabled`, every run is eager.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
@@ -149,7 +149,7 @@ class WarpGraphs:
         self._graphs.clear()
 
     def close(self) -> None:
-        """Free the graphs, and the kernels of torch's graphs, which must not run again."""
+        """Free the graphs, and the kernels used by torch's graphs, which must not be replayed afterwards."""
         self.clear()
         self._in_torch_graphs.clear()
 

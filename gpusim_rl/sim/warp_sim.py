@@ -33,7 +33,7 @@ DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.E
 
 
 class WarpSim(SimBase):
-    """Worlds in a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
+    """Worlds simulated with a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
 
     State tensors are views of MuJoCo Warp's arrays. Step, reset and refresh are Warp graphs, and no call synchronises
     with the device. MuJoCo Warp has no masked forward pass, so `refresh` updates all worlds.
@@ -55,7 +55,7 @@ class WarpSim(SimBase):
         self._counts = [self._view(array) for array in (data.nefc, data.nacon, data.ncollision)]
         # Kernels that print serialise the device.
         model.opt.warn_overflow = False
-        # Fixes the order of constraints on CUDA, not of contacts: their sorting is a no-op in MuJoCo Warp 4.0.
+        # Fixes the order of constraints on CUDA, not of contacts: contact sorting is a no-op in MuJoCo Warp 4.0.
         model.opt.deterministic = torch.are_deterministic_algorithms_enabled()
         with graphs.scope():
             self._reset_where, self._stale_where = (wp.zeros(num_envs, dtype=wp.bool) for _ in range(2))
@@ -78,7 +78,7 @@ class WarpSim(SimBase):
         # Per-world constants, once a parameter that they depend on is per world.
         self._constants: dict[str, Tensor] = {}
         self._derivation: Constants | None = None
-        self._stale = wp.to_torch(self._stale_where)  # worlds with written parameters
+        self._stale = wp.to_torch(self._stale_where)  # worlds whose parameters were written
         self._stale_on_host = self._stale.numpy() if device.type == "cpu" else None  # readable without a sync
         self._wrote_constants = False  # whether any world may be stale, known on the host
         graphs.synchronize()
@@ -89,7 +89,7 @@ class WarpSim(SimBase):
         return torch.zeros(array.shape, device=self.device)  # no memory to view
 
     def _expand(self, field: str) -> Tensor:
-        """Give each world its own copy of a field; return a view of the model's memory, [num_envs, rows, ...]."""
+        """Give each world its own values of a field; return a view of the model's array, [num_envs, rows, ...]."""
         if FIELDS[field].pictures:
             return self._cameras.own(field)
         values = self._expand_array(self._model.opt if field == "gravity" else self._model, field)
