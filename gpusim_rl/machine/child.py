@@ -81,7 +81,7 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """True if the process is alive. An ended child stays a zombie until `kill`, which reserves its process id."""
+        """True if the process is alive. An exited child stays a zombie until `kill`, so its id is not reused."""
         if self.process.returncode is not None:
             return False
         with suppress(psutil.NoSuchProcess):
@@ -110,7 +110,7 @@ class Child:
         return lines[-1] if lines else ""
 
     def exit_reason(self) -> str:
-        """Return the last line of output, or the name of the signal that ended the process."""
+        """Wait for the process; return its last line of output, or the name of the signal that ended it."""
         status = self.process.wait()
         if status < 0:
             return signal.Signals(-status).name
@@ -128,7 +128,7 @@ class Child:
         return not late
 
     def kill(self) -> None:
-        """Kill the child and all processes of its session."""
+        """Kill the child and all processes in its session."""
         if self.process.returncode is None:  # else its id may be reused
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -144,12 +144,12 @@ class Child:
 
 
 def same_import_env(**more: str) -> dict[str, str]:
-    """Return environment variables, updated with `more`, that make a child import the same modules."""
+    """Return environment variables, updated with `more`, with which a child imports the same modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), **more}
 
 
 def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process from a thread that lives as long as it: Linux signals parent death when that thread ends."""
+    """Start a process from a thread that outlives it: Linux sends the parent-death signal when that thread ends."""
     process: Future[subprocess.Popen[bytes]] = Future()
 
     def start() -> None:

@@ -18,14 +18,14 @@ R = TypeVar("R")
 logger = logging.getLogger("gpusim_rl")
 
 _CHANGED = re.compile(r"^ *- \d+/\d+: (.*?) *(#.*)?$", re.MULTILINE)
-"""Guard that failed, in torch's recompilation message."""
+"""Failed guard in torch's recompilation message."""
 
 
 class Compiled(Generic[P, R]):
-    """Function compiled as one region, with an eager fallback and one warning that contains `name`.
+    """Function compiled as one region; if compilation fails, it runs eagerly, after one warning that contains `name`.
 
     With `one_shape`, for arguments of constant shapes, graph breaks and recompilations count as failures. No code runs
-    twice: the compiler finishes before it runs anything. Thread-safe once compiled.
+    twice: compilation finishes before any code runs. Thread-safe once compiled.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Compiled(Generic[P, R]):
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason why a function was not compiled, with the responsible line and method."""
+    """Return why a function was not compiled: the reason, and the method and line responsible."""
     message = str(error).strip()
     changed = _CHANGED.search(message)
     if changed is not None:

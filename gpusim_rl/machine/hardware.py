@@ -17,14 +17,14 @@ import psutil
 
 from gpusim_rl.errors import ConfigError, address_space_limit_bytes
 
-LEAST_ADDRESS_SPACE = 800_000_000  # address space of a small CPU training, with a torch without CUDA [bytes]
+LEAST_ADDRESS_SPACE = 800_000_000  # address space of a small training with a CPU build of torch [bytes]
 
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs per process: affinity mask and cgroup quota, divided among torchrun workers."""
+    """Return the number of CPUs for this process: within affinity mask and cgroup quota, per torchrun worker."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, min(count, int(quota) if quota else count) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -62,7 +62,7 @@ def limit_openmp_spin() -> None:
 
 
 def tune_malloc() -> None:
-    """Make glibc keep freed memory: page faults would be a large share of an update. A no-op elsewhere."""
+    """Make glibc keep freed memory: page faults would take a large share of an update. No-op without glibc."""
     if not sys.platform.startswith("linux"):
         return
     m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
@@ -73,7 +73,7 @@ def tune_malloc() -> None:
 
 
 def describe_gpus() -> dict[str, Any] | None:
-    """Return driver version, and name and memory of every GPU; None without a driver."""
+    """Return the driver version, and name and memory [GB] of each GPU; None without a driver."""
     import pynvml
 
     try:
@@ -98,7 +98,7 @@ def has_cuda() -> bool:
 
 
 def memory_available_bytes() -> int:
-    """Return the memory available to this process: free on the machine and within its cgroup limits."""
+    """Return the memory available to this process [bytes]: free on the machine and within its cgroup limits."""
     available = psutil.virtual_memory().available
     for folder, limit_file, usage_file, cache_key in _memory_cgroups():
         with suppress(OSError, ValueError):  # no such file, or "max": no limit here
@@ -111,7 +111,7 @@ def memory_available_bytes() -> int:
 
 
 def _memory_cgroups() -> Iterator[tuple[Path, str, str, str]]:
-    """Yield this process's cgroups up to the root: folder, limit file, usage file, cache key."""
+    """Yield folder, limit file, usage file and key of the file cache of each of this process's memory cgroups."""
     v1 = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     v2 = "", "memory.max", "memory.current", "inactive_file"
     with suppress(OSError):

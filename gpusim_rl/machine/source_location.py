@@ -29,7 +29,7 @@ def describe(error: BaseException) -> str:
 
 
 def locate(frame: FrameType | None, library: str | None = None) -> str:
-    """Return `file:line` of the innermost frame in `library`, or outside of libraries, skipping `frame`'s file."""
+    """Return `file:line` of the innermost frame in `library`, else outside all libraries, skipping `frame`'s file."""
     location = ""
     skipped = frame and frame.f_code.co_filename
     while frame is not None:

@@ -20,7 +20,7 @@ ROWS_PER_THREAD = 1024  # matrix rows that keep a thread busy in updates and rol
 
 @contextmanager
 def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL_ROWS) -> Iterator[None]:
-    """Limit torch's threads in the block to one per `per_thread` rows of CPU tensors; never raise the number.
+    """Limit torch's threads in the block to one per `per_thread` rows of CPU tensors; never increase their number.
 
     Python threads started in the block keep the limit.
     """
@@ -37,7 +37,7 @@ def limit_torch_threads(rows: int, device: torch.device, per_thread: int = SMALL
 
 
 def use_available_cpus(batch_rows: int | None = None) -> None:
-    """Set torch's threads to one per CPU, at most one per ROWS_PER_THREAD rows, unless `OMP_NUM_THREADS` is set."""
+    """Use a torch thread per available CPU, at most one per `ROWS_PER_THREAD` rows, unless `OMP_NUM_THREADS` is set."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     threads = available_cpus()
