@@ -63,11 +63,11 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def check_is_data(node: Any, path: str = "") -> None:
-    """Raise ConfigError if a state, at key path `path`, contains more than data."""
+    """Raise ConfigError if a state, whose key path is `path`, contains anything but plain data."""
 
     def not_data(value: Any, where: str) -> ConfigError:
         name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        expected = "tensors, numbers, text, lists and dicts"
+        expected = "tensors, numbers, strings, lists and dicts"
         return ConfigError(f"the state to save contains a {name} at {where}", expected=expected)
 
     kind = type(node)
@@ -94,14 +94,14 @@ def load(path: Path) -> dict[str, Any]:
 def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
     """Return a checkpoint's content, with tensors on the CPU, and its digest.
 
-    Raises ConfigError if the file is damaged, not ours, in another format, or contains more than data.
+    Raises ConfigError if the file is damaged, not ours, of another format version, or contains anything but plain data.
     """
     try:
         file = open_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read checkpoint {path}: {error.strerror}") from None
     with file, _in_memory() as copy:
-        # First without a copy, so that a sparse file takes no memory; then on the copy, which nobody else can change.
+        # Check the file first, so that a sparse file takes no memory; then a copy, which no other process can change.
         for target in (None, copy):
             if not _is_intact(file, target):
                 raise _damaged(path)
@@ -151,7 +151,7 @@ def _in_memory() -> IO[bytes]:
 
 
 def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
-    """Return the hex SHA-256 of the first `size` bytes, and copy them to `copy`."""
+    """Return the hex SHA-256 of the first `size` bytes; copy them to `copy`."""
     digest = hashlib.sha256()
     file.seek(0)
     while block := file.read(min(size, 1 << 20)):
@@ -163,7 +163,7 @@ def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
 
 
 def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
-    """Return whether a file matches its digest, and copy it to `copy`."""
+    """Return whether a file matches its digest; copy it to `copy`."""
     try:
         size = file.seek(0, 2) - DIGEST_SIZE
     except OSError:  # some kernel files, such as /proc/self/mem, have no end
@@ -179,7 +179,7 @@ def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
 
 
 def _damaged(path: Path) -> ConfigError:
-    """Return the error for a digest mismatch, with the newest good checkpoint nearby."""
+    """Return the error for a digest mismatch, with the folder's newest good checkpoint as a hint."""
     hint = "No other checkpoint in the folder is good" if path.parent.name == "checkpoints" else ""
     if good := next(filter(is_whole, newest_first(path.parent.glob("*.pt"))), None):
         new = "" if good.name == "last.pt" else "; training from it starts a new run folder"
@@ -190,10 +190,10 @@ def _damaged(path: Path) -> ConfigError:
 
 
 def _strange(file: IO[bytes]) -> str:
-    """Return why `save` cannot have written an archive, without unpacking it, or ""."""
+    """Return the reason why `save` cannot have written an archive, or ""; unpack only the pickle."""
     size = file.seek(0, 2)
     file.seek(0)
-    if file.read(4) != b"PK\x03\x04":  # torch would read an older format, and zipfile an archive further back
+    if file.read(4) != b"PK\x03\x04":  # torch would read its legacy format, and zipfile an archive later in the file
         return "not a torch archive"
     try:
         with open_archive(file) as archive:
@@ -204,14 +204,14 @@ def _strange(file: IO[bytes]) -> str:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
                 return "compressed archive"
             if sum(entry.file_size for entry in entries) > size:
-                return "larger content than the file"
+                return "content larger than the file"
             return _strange_pickle(archive.read(pickles[0]))
     except (zipfile.BadZipFile, ValueError, EOFError, struct.error, LookupError, NotImplementedError, RuntimeError):
         return "not a torch archive"
 
 
 def _strange_pickle(content: bytes) -> str:
-    """Return why `save` cannot have written a pickle, or "".
+    """Return the reason why `save` cannot have written a pickle, or "".
 
     Tracks only the number of values in each object on the pickle's stack: a tuple that contains a tuple twice, sixty
     levels deep, takes 300 bytes, but hashing it as a dict key takes forever.
@@ -245,9 +245,9 @@ def _strange_pickle(content: bytes) -> str:
 
 
 def _is_small(payload: Any) -> bool:
-    """Return whether the state has a bounded number of values, and no tensor exceeds its storage.
+    """Return whether a state has at most `CHECKPOINT_VALUES` values, and no tensor exceeds its storage.
 
-    A pickle of 1 kB can nest lists a billion times, or contain views that repeat a number as often.
+    A pickle of 1 kB can expand to a billion nested lists, or to a view that repeats one number a billion times.
     """
     stack = [payload]
     for _ in range(CHECKPOINT_VALUES):

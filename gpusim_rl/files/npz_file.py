@@ -23,7 +23,7 @@ PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[dict[str, Any], str]:
-    """Return a file's arrays by name (of `names` only) and its SHA-256 in hex; ConfigError if it is invalid.
+    """Return a file's arrays by name (only `names`, if given), and its hex SHA-256; ConfigError if it is invalid.
 
     Entries that are not arrays are None. `limit` bounds the packed and unpacked size [bytes], see also
     `UNPACKED_BYTES`.
@@ -52,7 +52,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
 
 
 def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None) -> dict[str, Any]:
-    """Inflate arrays up to a budget [bytes], regardless of their headers."""
+    """Decompress arrays up to a budget [bytes], whatever sizes their headers claim."""
     arrays: dict[str, Any] = {}
     left = budget
     with safe_open.open_archive(file) as archive:
@@ -79,14 +79,14 @@ def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None
 
 def _array(content: memoryview) -> np.ndarray:
     """Return an npy file's array as a view of its content."""
-    source = io.BytesIO(content[: 1 << 17])  # numpy refuses headers of more than 10 kB
+    source = io.BytesIO(content[: 1 << 17])  # numpy rejects headers above 10 kB
     version = np.lib.format.read_magic(source)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, by_columns, dtype = read_header(source)
     if dtype.hasobject:
-        raise ValueError("contains Python objects, which could run code, instead of numbers and text")
+        raise ValueError("contains Python objects, which could run code, instead of numbers and strings")
     if dtype.kind not in "biufcSU":
-        raise ValueError(f"contains values of {dtype}, expected numbers or text")
+        raise ValueError(f"contains values of {dtype}, expected numbers or strings")
     count, data = math.prod(shape), content[source.tell() :]
     if count * max(1, dtype.itemsize) > len(data) or min(shape, default=0) < 0:
         raise ValueError(f"an array of {list(shape)} values of {dtype} is larger than its entry")

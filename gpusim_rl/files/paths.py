@@ -14,7 +14,7 @@ from pathlib import Path
 from gpusim_rl.errors import ConfigError, did_you_mean, say
 from gpusim_rl.files.safe_open import refuse_link, refuse_links
 
-SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:%-]+")  # words that TAB offers: a folder may be named `$(command)`
+SAFE = re.compile(r"[A-Za-z0-9._/=+~,@:%-]+")  # words that tab completion offers: a folder may be named `$(command)`
 PACKAGE = Path(__file__).resolve().parents[1]
 _EXPECTED = "expected a run folder, a .pt file or a trained task"
 
@@ -49,7 +49,7 @@ def from_home(name: str) -> Path:
 
 
 def robot_file(name: str) -> str | Path:
-    """Resolve a robot setting for `Scene.add`: a name in `assets_dir`, .xml or .urdf, or `menagerie:<robot>`."""
+    """Resolve a robot setting for `Scene.add`: name in `assets_dir`, .xml or .urdf path, or `menagerie:<robot>`."""
     if name.startswith("menagerie:"):
         return name
     if name.endswith((".xml", ".urdf")):
@@ -137,7 +137,7 @@ def find_run(name: str, runs: str | Path = "runs") -> Path:
 
 
 def newest_first(checkpoints: Iterable[Path]) -> list[Path]:
-    """Sort checkpoints of a run by name (copying changes times); best.pt comes last."""
+    """Sort a run's checkpoints, newest first, by name (copying changes file times); best.pt comes last."""
     ranks = {"last": sys.maxsize, "best": -1}
 
     def rank(file: Path) -> int:
@@ -152,12 +152,12 @@ def _without_last(run: Path) -> ConfigError:
         hint = f"The newest checkpoint in the folder is {newest.name}: try {shlex.quote(f'checkpoint={newest}')}"
         hint += " (tools: only the path; training from it starts a new run folder)"
         return ConfigError(f"checkpoints/last.pt is missing from {run}", hint=hint)
-    ended = " (it ended before its first one, or has just begun)" if (run / "config.yaml").is_file() else ""
+    ended = " (the run ended before its first one, or has just started)" if (run / "config.yaml").is_file() else ""
     return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, found {_contents(run)}")
 
 
 def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
-    """Resolve a path as typed, existing or not; a group means its latest run with a file of `patterns`."""
+    """Resolve a path as typed, existing or not; a group means its latest run with a file that matches `patterns`."""
     try:
         path = Path(name).expanduser()
         if not path.exists() and (Path(runs) / name).is_dir():
@@ -172,11 +172,11 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
         refuse_link(path)
     if path.name == "checkpoints" and path.is_dir():
         path = path.parent
-    return from_here(path.resolve())  # the same run even if `latest` moves on
+    return from_here(path.resolve())  # the same run even if `latest` changes
 
 
 def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
-    """Return a group's latest run with a file of `patterns`, skipping crashed runs."""
+    """Return a group's latest run with a file that matches `patterns`, skipping crashed runs."""
     latest, folder = (group / "latest").resolve(), group.resolve()
     in_experiment = folder.parent == base.resolve() == latest.parent.parent  # a task's run in an experiment's folder
     if latest.parent != folder and not in_experiment:
@@ -195,7 +195,7 @@ def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
 
 
 def run_names(runs: str | Path = "runs") -> list[str]:
-    """Return tasks and experiments that have a run."""
+    """Return names of tasks and experiments that have a run."""
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
 
 
@@ -206,7 +206,7 @@ def free_name(path: Path) -> Path:
 
 
 def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
-    """Return completions for a run: tasks and experiments, else folders and .pt files."""
+    """Return completions of a typed run name: tasks and experiments, else folders and .pt files."""
     # Names that a shell would execute are not offered.
     names = [name for name in run_names(runs) if name.startswith(typed) and SAFE.fullmatch(name)]
     files = [f"{path}/" if Path(path).is_dir() else path for path in sorted(glob.glob(f"{glob.escape(typed)}*"))]
@@ -234,7 +234,7 @@ def from_here(path: Path) -> Path:
 
 
 def _contents(folder: Path, counts: Callable[[Path], bool] | None = None, limit: int = 6) -> str:
-    """Return the names in a folder, newest first."""
+    """List a folder's entries that `counts` accepts, newest first."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
     names = [entry.name for entry in entries if entry.name[0] != "." and (counts is None or counts(entry))]
     return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or ("no run" if counts else "nothing")

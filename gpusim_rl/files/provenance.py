@@ -32,7 +32,7 @@ SOURCES = ("*.py", "*.yaml", "*.yml", "*.toml", "*.xml", "*.urdf")  # new files 
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return a run's command, versions and hardware, without the host name: run folders are shared."""
+    """Return a run's command, versions and hardware, without the host name because run folders are shared."""
     versions = {package: version for package in PACKAGES if (version := installed_version(package))}
     cores, threads = psutil.cpu_count(logical=False), psutil.cpu_count()
     return {
@@ -47,7 +47,7 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-@cache  # 5 ms, and every simulator asks
+@cache  # takes 5 ms, and every simulator calls it
 def installed_version(package: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
     try:
@@ -77,8 +77,8 @@ def _cpu_model() -> str:
 def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
     """Return `{"sha", "dirty"}` and the diff of the checkout (else of the current folder), without `exclude`.
 
-    The diff includes new source files. None and an empty diff outside a repository, before its first commit, or without
-    git.
+    The diff includes new source files. Return None and an empty diff outside a repository, before its first commit, or
+    without git.
     """
     folder = paths.checkout() or Path.cwd()
     try:

@@ -77,7 +77,7 @@ def read_bytes(path: Path, limit: int = budgets.SETTINGS_BYTES) -> bytes:
 def open_archive(file: IO[bytes]) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive; raise BadZipFile if its entry list exceeds `budgets.DIRECTORY_BYTES`."""
     with zipfile.ZipFile(_Bounded(file)) as archive:  # type: ignore[arg-type]
-        archive.fp = file  # the list has been read
+        archive.fp = file  # the entry list has been read
         yield archive
 
 
@@ -99,7 +99,7 @@ class _Bounded:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Write a file that atomically replaces `path` once complete and on disk.
 
-    A link at `path` is replaced, not followed. Programs that write by name write to `file.name`.
+    A link at `path` is replaced, not followed. Libraries that need a file name can write to `file.name`.
     """
     temporary = temporary_name(path)
     try:
@@ -151,9 +151,9 @@ def remove_temporary(folder: Path) -> None:
 
 
 def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) -> None:
-    """Raise ConfigError if a run folder, `depth` levels below its top, contains links or special files.
+    """Raise ConfigError if a folder, `depth` levels below the top of a run folder, contains links or special files.
 
-    Entries whose names start with `skipped` may be links. W&B replaces its own links below `wandb`.
+    Entries whose names start with `skipped` may be links. So may files below `wandb`: W&B replaces its links.
     """
     if depth > budgets.FOLDERS:
         raise ConfigError(f"folders are nested {depth} deep, more than in a run", key=str(folder))
@@ -196,7 +196,7 @@ def dump_yaml(value: Any) -> bytes:
 
 
 def read_intact(path: Path) -> bytes | None:
-    """Return a saved yaml that matches its digest, else None."""
+    """Return a saved yaml's content if it matches its digest, else None."""
     try:
         content = read_bytes(path)
     except OSError:
@@ -225,7 +225,7 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
 
 
 def check_events(text: bytes, path: Path) -> None:
-    """Reject aliases, tags, long numbers and too many values before any is built: parsing is lazy."""
+    """Reject aliases, tags, long numbers and too many values before any value is built: parsing is lazy."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
         where, problem = f"{path} line {event.start_mark.line + 1}", ""
@@ -266,7 +266,7 @@ def check_plain(value: Any, where: Path | str) -> None:
 
     def check_type(node: Any, name: str) -> None:
         if type(node) not in PLAIN:
-            raise ConfigError(f"{name} is a {type(node).__name__}, expected numbers and text", key=str(where))
+            raise ConfigError(f"{name} is a {type(node).__name__}, expected numbers and strings", key=str(where))
 
     check(value, "", 0)
 
