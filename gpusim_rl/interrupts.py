@@ -16,7 +16,7 @@ EXIT_INTERRUPTED = 130
 
 
 def install() -> None:
-    """Install the handlers; commands call this before slow imports."""
+    """Install the Ctrl-C handlers; commands call this before slow imports."""
     sys.excepthook = _hook
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: nohup, a shell's `&`
         signal.signal(signal.SIGINT, _interrupt)
@@ -33,7 +33,7 @@ def end_work() -> None:
 
 
 def _replace(old: Any, new: Any) -> None:
-    """Replace this module's handler, if installed and in the main thread."""
+    """Replace this module's handler `old` with `new`, if installed and in the main thread."""
     if signal.getsignal(signal.SIGINT) is old:
         try:
             signal.signal(signal.SIGINT, new)

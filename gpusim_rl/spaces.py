@@ -11,7 +11,7 @@ class Box:
     """Continuous actions, nominally in [-1, 1]; envs clamp and scale them, so algorithms may sample beyond."""
 
     size: int
-    """Values per env."""
+    """Action values per env."""
     limit: float | None = None
     """Clamping limit of the envs, `task.clip_actions`; None if unknown."""
     bounds: tuple[tuple[float, float], ...] | None = None
@@ -20,14 +20,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class MultiDiscrete:
-    """Independent discrete choices, int64 indices."""
+    """Independent discrete actions, as int64 indices."""
 
     counts: tuple[int, ...]
-    """Options per choice: the k-th index is in [0, counts[k])."""
+    """Values per action: the k-th index is in [0, counts[k])."""
 
     @property
     def size(self) -> int:
-        """Choices per env."""
+        """Discrete actions per env."""
         return len(self.counts)
 
 
@@ -38,7 +38,7 @@ ImageShape = tuple[int, int, int]
 
 
 class SignedPermutation(NamedTuple):
-    """Map of vectors: result[i] = signs[i] * vector[sources[i]]."""
+    """Linear map of vectors: result[i] = signs[i] * vector[sources[i]]."""
 
     sources: list[int]
     signs: list[float]
