@@ -63,7 +63,7 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
 
 
 def check_is_data(node: Any, path: str = "") -> None:
-    """Raise ConfigError if a state, whose key path is `path`, contains anything but plain data."""
+    """Raise ConfigError if a state, at key path `path`, contains anything but plain data."""
 
     def not_data(value: Any, where: str) -> ConfigError:
         name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -156,7 +156,7 @@ def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) ->
     Entries whose names start with `skipped` may be links. So may files below `wandb`: W&B replaces its links.
     """
     if depth > budgets.FOLDERS:
-        raise ConfigError(f"folders are nested {depth} deep, more than in a run", key=str(folder))
+        raise ConfigError(f"folders are nested {depth} deep, expected at most {budgets.FOLDERS}", key=str(folder))
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):  # deleted by a running training
