@@ -59,7 +59,7 @@ def add_actuators(
 
 
 def _matches(pattern: str, known: Mapping[str, Any]) -> dict[str, bool]:
-    """Return whether the pattern matches each name, by name; raise TaskError if no name matches."""
+    """Map each name to whether the pattern matches it; raise TaskError if no name matches."""
     matches = {name: fnmatch.fnmatchcase(name, pattern) for name in known}
     if not any(matches.values()):
         raise TaskError(f"{pattern!r} matches no joint", hint=available(pattern, known))

@@ -186,7 +186,7 @@ class Articulation:
         return Mocap(self._sim, self._find("body", [name])[0])
 
     def contacts(self, names: Sequence[str]) -> Contacts:
-        """Select bodies by name; each must have a contact sensor (`Scene.add_contact_sensor`)."""
+        """Return the contact wrenches of bodies with a contact sensor (`Scene.add_contact_sensor`)."""
         return Contacts(self._sim, self._find("body", names))
 
     def sites(self, names: Sequence[str]) -> Sites:

@@ -143,7 +143,7 @@ class CameraRenderer:
         self._needed += needed
 
     def own(self, field: str) -> Tensor:
-        """Give each world its own values of a field, and return them, shape [num_envs, rows, ...]."""
+        """Give each world its own values of a field; return them, shape [num_envs, rows, ...]."""
         if field not in self._own:
             shared = getattr(self._model, field)
             with self._graphs.scope():

@@ -40,7 +40,7 @@ class Cameras:
         return self._renderer.images(cameras[name])
 
     def own(self, field: str) -> Tensor:
-        """Give each world its own values of a rendering field, and return them, shape [num_envs, rows, ...]."""
+        """Give each world its own values of a rendering field; return them, shape [num_envs, rows, ...]."""
         return self._renderer.own(field)
 
     @property

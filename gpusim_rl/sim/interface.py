@@ -26,7 +26,7 @@ def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
 
 
 def put_pose(model: mujoco.MjModel, data: mujoco.MjData, pose: np.ndarray) -> None:
-    """Write a row of `Sim.poses` into MuJoCo data and run its kinematics."""
+    """Write a row of `Sim.poses` into MuJoCo data and run forward kinematics."""
     data.qpos[:], moved = pose[: model.nq], pose[model.nq :]
     if moved.size:
         pos, quat = np.split(moved, [3 * model.nmocap])

@@ -87,7 +87,7 @@ def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobo
     """Infer the data for a walking task; raise TaskError if the robot has no floating base or no identifiable feet.
 
     `feet` are bodies or shapes; by default limb ends named like feet, else the lowest limb ends. The pose is the
-    scene's reference pose if any joint is nonzero; otherwise legs bend with each foot below its hip.
+    scene's reference pose if any joint is nonzero; otherwise the legs are bent, with each foot below its hip.
     """
     return _Reader(scene, name).read(feet)
 

@@ -44,8 +44,8 @@ class MirrorImage:
 
     Attributes:
         bodies: Counterpart of each body, by name.
-        joints: Map of joint positions and velocities, in the order of `Articulation.joint_names`.
-        actuators: Map of controls, in the order of `Articulation.actuator_names`.
+        joints: Mirror map of joint positions and velocities, in the order of `Articulation.joint_names`.
+        actuators: Mirror map of controls, in the order of `Articulation.actuator_names`.
     """
 
     def __init__(self, scene: Scene, name: str) -> None:
@@ -137,7 +137,7 @@ class MirrorImage:
         return SignedPermutation(index, signs)
 
     def among(self, names: Sequence[str]) -> list[int]:
-        """Return the index of each body's or site's counterpart among the names; raise TaskError if there is none."""
+        """Return, for each named body or site, the index of its counterpart in `names`; TaskError if one has none."""
         sites = self._scene.elements_of(self._name, "site")
         index = []
         for name in names:

@@ -122,7 +122,7 @@ class NewtonSim(WarpSim):
             self._body_com.copy_(values[:, 1:])
 
     def mirror(self) -> MjwarpSim:
-        """Return a copy of the worlds in MuJoCo Warp, for sensors and rays; randomised parameters are not copied."""
+        """Return a copy of the worlds in MuJoCo Warp for sensors and rays; randomised parameters are not copied."""
         if self._mirror is None:
             self._mirror = MjwarpSim(self.scene, self.num_envs, self._cfg, self.device)
             self._start_following()

@@ -54,7 +54,7 @@ class _Solver(newton.solvers.SolverMuJoCo):
         """Copy the scene's values where Newton computes different ones, or has only the six digits of XML.
 
         Newton's convex hulls have at most 64 points; principal axes, centres of massless bodies, and inverse weights of
-        bodies that only rotate or slide differ. It zeroes margins. Joint limits must be exact: robots start at them.
+        bodies that only rotate or slide differ. It zeroes margins, which MuJoCo Warp supports. Limits must be exact.
         """
         scene, solved, geoms = self._scene, self.mjw_model, collided_geoms(self._scene)
         rows = np.flatnonzero(np.isin(scene.geom_type[geoms], (_HFIELD, _MESH)))
@@ -192,7 +192,7 @@ def _solver(model: newton.Model, scene: Scene, cfg: SimConfig) -> newton.solvers
 
 
 def collided_geoms(model: mujoco.MjModel) -> np.ndarray:
-    """Return ids of the geoms that can touch something or guide a tendon; Newton's solver contains only these."""
+    """Return ids of geoms that can touch something or guide a tendon; Newton's solver contains only these."""
     guides = (model.wrap_type == mujoco.mjtWrap.mjWRAP_SPHERE) | (model.wrap_type == mujoco.mjtWrap.mjWRAP_CYLINDER)
     named = np.concatenate([model.wrap_objid[guides], model.pair_geom1, model.pair_geom2])
     masked = (model.geom_contype != 0) | (model.geom_conaffinity != 0)

@@ -165,7 +165,7 @@ def find_elements(
     kind, model, label = FIELDS[name].of, scene.model, f"sim.param({name!r})"
     if kind == "world":
         if articulation is not None or elements is not None:
-            raise TaskError(f"a property of the world, not of {articulation!r}", key=label)
+            raise TaskError("a property of the world: omit articulation and elements", key=label)
         return [], []
     if kind in _OF_SCENE:
         if articulation is not None:

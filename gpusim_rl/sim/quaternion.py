@@ -12,7 +12,7 @@ def quat_rotate(
 ) -> Float[Tensor, "*#batch 3"]:
     """Rotate vectors by unit quaternions q = (w, u), or by their inverse where `sense` is -1 instead of 1.
 
-    v' = v + 2 u x (u x v + w v). Inputs broadcast if they have equally many dimensions.
+    v' = v + 2 u x (u x v + w v). Inputs broadcast if they have the same number of dimensions.
     """
     w, u = quat[..., :1], quat[..., 1:]
     if sense is not None:

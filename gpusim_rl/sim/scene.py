@@ -467,5 +467,5 @@ class Scene:
                     self._model = actuators.with_whole_steps(self.spec.compile())
                 hide_collision_shapes(self._model)
             except ValueError as error:
-                raise TaskError(f"MuJoCo cannot compile this: {one_line(error)}", key="Scene") from None
+                raise TaskError(f"MuJoCo cannot compile the scene: {one_line(error)}", key="Scene") from None
         return self._model

@@ -298,7 +298,7 @@ def _mend_meshes(
     colliding: set[str],
     left_out: list[str],
 ) -> None:
-    """Read meshes of other formats; repair or remove those that MuJoCo cannot compile."""
+    """Read meshes in formats foreign to MuJoCo; repair or remove meshes that it cannot compile."""
     paths, broken = {mesh.name: mesh.file for mesh in spec.meshes}, dict[str, str]()
     for mesh in spec.meshes:
         if Path(mesh.file).suffix.lower() not in MUJOCO_READS:
@@ -333,7 +333,7 @@ def _mend_meshes(
 
 
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
-    """Return the path of a mesh; add a note if it is in a different package or folder."""
+    """Return the path of a mesh; add a note if it is not where the URDF says."""
     if len(name) > _LONGEST:
         raise TaskError(f"a mesh name has {len(name)} characters", expected=f"at most {_LONGEST}")
     packages, above = {**ROS_PACKAGES, **packages}, [*file.resolve().parents]

@@ -122,7 +122,7 @@ class WarpGraphs:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Make the device Warp's current one; raise ConfigError if the kernel cache cannot be written."""
+        """Make the device current in Warp; raise ConfigError if the kernel cache cannot be written."""
         with _one_line_if_cache_fails(), wp.ScopedDevice(self._warp_device):
             yield
 
