@@ -1,7 +1,7 @@
 """Interface between trainer and algorithm.
 
-A yaml in cfg/algo or a user's folder (`-cd`) registers the class `algo._target_`. Built-in ones are also in
-`settings/schema.py`, which checks their settings before torch is imported.
+A yaml in cfg/algo or a user's folder (`-cd`) registers the class `algo._target_`. Built-in algorithms are also listed
+in `settings/schema.py`, which checks their settings before torch is imported.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.spaces import ActionSpace, ImageShape, SignedPermutation
 
 Observation = Mapping[str, Tensor]
-"""Groups [num_envs, size]: `policy`, optionally `critic`; images are uint8 [num_envs, height, width, channels]."""
+"""Groups by name: `policy`, optionally `critic`, [num_envs, size]; images uint8 [num_envs, height, width, channels]."""
 
 Hidden = tuple[Tensor, ...]
-"""Recurrent state, [layers, batch, size] each; empty for feed-forward policies."""
+"""Recurrent state: tensors [layers, batch, size]; empty for feed-forward policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class TrainedPolicy:
     """Policy of another run."""
 
     policy: Policy
-    settings: Any  # settings of its algorithm
-    obs_sizes: Mapping[str, int]  # size of each observation group of its envs
-    digest: str  # digest of its checkpoint
+    settings: Any  # settings of the algorithm
+    obs_sizes: Mapping[str, int]  # size of each observation group
+    digest: str  # digest of the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class ActorPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LearnerContext:
-    """Context in which an algorithm runs."""
+    """Run-time context of an algorithm."""
 
-    section: str = "algorithm"  # settings section, for messages
-    collective: Collective = ALONE  # processes that learn together; sums over samples cover all
+    section: str = "algorithm"  # settings section, for error messages
+    collective: Collective = ALONE  # processes that learn together and all-reduce sums over samples
     compile: bool = False  # whether to compile the update, if supported
     load_policy: Callable[[str], TrainedPolicy] | None = None  # loads another run's policy
     actor: ActorPlace | None = None  # None in a learner
@@ -101,7 +101,7 @@ class Transition(Outcome, Protocol):
 
 
 class RecordedTensor(NamedTuple):
-    """Labelled tensor from the task, for errors."""
+    """Labelled tensor from the task, for error messages."""
 
     name: str  # noun with article: `an observation`
     value: Tensor
@@ -112,7 +112,7 @@ class RecordedTensor(NamedTuple):
 
 @runtime_checkable
 class Recorder(Protocol):
-    """Memory that can be searched for non-finite values; an attribute of an algorithm."""
+    """Attribute of an algorithm that keeps recent steps, so that they can be searched for non-finite values."""
 
     def recorded(self, steps: int) -> list[RecordedTensor]:
         """Return observations and rewards of the last `steps` control steps."""
@@ -132,7 +132,7 @@ class Policy(nn.Module):
 
     @property
     def mlp_bf16(self) -> bool:
-        """True if MLPs run in bfloat16; not after an encoder, where velocities are small differences of positions."""
+        """True if MLPs run in bfloat16; False after an image encoder, as rounding would hide small position changes."""
         return self.bf16 and getattr(self, "encoder", None) is None
 
     @abstractmethod
@@ -156,10 +156,10 @@ class Policy(nn.Module):
 
 
 class Algorithm(ABC):
-    """Chooses actions and learns from the results; owns its memory.
+    """Learning algorithm: chooses actions, stores the results and learns from them.
 
     The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `before_update` and
-    `update`. CUDA graphs capture rollout and update: memory is allocated in `__init__` and written in place, masks
+    `update`. CUDA graphs capture rollout and update, so memory is allocated in `__init__` and written in place, masks
     replace index lists, the host reads no tensors, and every changing value is a tensor (docs/architecture.md).
 
     Args:
@@ -172,7 +172,7 @@ class Algorithm(ABC):
     """
 
     Config: ClassVar[type]
-    """Frozen dataclass of the yaml section: an `AlgorithmConfig` or a plain one."""
+    """Frozen dataclass of the yaml section, optionally a subclass of `AlgorithmConfig`."""
 
     horizon: int
     policy: Policy
@@ -203,7 +203,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def record(self, action: Tensor, step: Transition) -> None:
-        """Copy actions and results into fixed memory; the next step overwrites the arguments."""
+        """Copy actions and results into preallocated memory; the next step overwrites the arguments."""
 
     def before_update(self) -> None:  # noqa: B027 (optional)
         """Do work that a CUDA graph cannot capture, such as waiting for a thread."""
@@ -222,7 +222,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state other than the policy: tensors, numbers, strings, lists and dicts.
+        """Return all state except the policy: tensors, numbers, strings, lists and dicts.
 
         State of unfinished episodes goes into the entry `episodes`.
         """
@@ -248,7 +248,7 @@ def make_policy(
 
 
 def make_generator(device: torch.device, seed: int) -> torch.Generator:
-    """Return a seeded random generator, on the CPU for "meta"."""
+    """Return a seeded random generator on the device; on the CPU for "meta"."""
     return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 

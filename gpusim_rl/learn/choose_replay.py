@@ -1,4 +1,4 @@
-"""Choice, size checks and description of the configured replay memory."""
+"""Selection, size checks and description of the configured replay memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_replay(
     seed: int,
     drawn: int,
 ) -> Replay | HostReplay:
-    """Build the configured memory for rollouts; on the host, it draws `drawn` transitions per iteration.
+    """Build the configured replay memory; on the host, it prefetches `drawn` transitions per iteration.
 
     Raises:
         ConfigError: The memory is too small, does not fit, or lacks a requested feature.
@@ -80,7 +80,7 @@ def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, section: str, steps: int
 
 
 def _check_room(cfg: ReplayConfig, key: str, size: int, device: torch.device) -> None:
-    """Raise ConfigError if `size` bytes do not fit `device`, or the host if saved."""
+    """Raise ConfigError if `size` bytes do not fit on `device`, or on the host if checkpoints include the replay."""
     needs = {device: size}
     if cfg.save:
         needs[CPU] = needs.get(CPU, 0) + size
@@ -102,12 +102,12 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _prefetched_bytes(cfg: OffPolicyConfig, memory: PixelReplay) -> int:
-    """Return the bytes of images for the updates of this iteration and the next."""
+    """Return the size of the images for the updates of this iteration and the next [bytes]."""
     return 2 * cfg.horizon * cfg.updates * cfg.batch_size * memory.bytes_drawn
 
 
 def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: str, max_steps: int) -> str:
-    """Describe the memory for the banner."""
+    """Describe the replay memory for the banner."""
     on_host, memory = (True, replay.memory) if isinstance(replay, HostReplay) else (False, replay)
     size = f"{memory.num_steps} x {memory.num_envs}, {memory.expected_bytes / 1e9:.3g} GB{' on the host' * on_host}"
     if isinstance(memory, PixelReplay):

@@ -1,4 +1,4 @@
-"""Collective operations of the processes that learn together; no-ops for a single one."""
+"""Collective operations of processes that learn together; `distributed.data_parallel` implements several processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Collective:
-    """Single process; `distributed.data_parallel` implements several. All must call the same methods in the same order.
+    """Collectives of a single process: no-ops. All processes of a run must call the same methods in the same order.
 
     Attributes:
         summing_s: Total time in sums, including waits for other processes [s]; None if the host never waits (CUDA).
@@ -21,7 +21,7 @@ class Collective:
     summing_s: float | None = None
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sums over all processes of floating-point tensors of one dtype; results may share memory."""
+        """Sum floating-point tensors of one dtype over all processes; the results may share memory."""
         return list(tensors)
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -37,11 +37,11 @@ class Collective:
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """Gather the values of all processes by rank in the first process; return an empty list in others."""
+        """Gather the values of all processes, ordered by rank, in the first process; return an empty list in others."""
         return [value]
 
     def run_dir(self, path: str | None) -> str:
-        """Return the run folder of the first process; restarted processes continue it."""
+        """Return the first process's run folder; processes restarted by torchrun continue in it."""
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Consecutive whole episodes; a file stores mapping entries as `<field>/<group>`.
+    """Recorded whole episodes, concatenated; a file stores the entries of mappings as `<field>/<group>`.
 
     Raises:
         ConfigError: Array shapes are inconsistent, or a value is not finite.
@@ -172,14 +172,14 @@ def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collectio
             require(f"column {i} of observation {group!r}", name, str(shown.obs_names[group][i]), RECORD)
     space, sizes = env.action_space, (len(shown.action_names), env.action_space.size)
     discrete = (shown.action.dtype.kind == "i", isinstance(space, MultiDiscrete))
-    got, expected = (f"{n} {'choices' if d else 'numbers'}" for n, d in zip(sizes, discrete, strict=True))
-    require("action", expected, got)
+    got, expected = (f"{n} {'discrete' if d else 'continuous'}" for n, d in zip(sizes, discrete, strict=True))
+    require("actions", expected, got)
     if isinstance(space, MultiDiscrete) and ((shown.action < 0) | (shown.action >= np.array(space.counts))).any():
         raise ConfigError("an action is out of range", key=file, expected=f"less than {list(space.counts)}")
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
-    """Copy an array from a file to a device: float32, or int64 for choices."""
+    """Copy an array from a file to a device: float32, or int64 for discrete actions."""
     return torch.as_tensor(
         np.ascontiguousarray(array, np.int64 if array.dtype.kind == "i" else np.float32), device=device
     )
@@ -188,7 +188,7 @@ def tensor(array: Array, device: torch.device) -> Tensor:
 def make_replay(
     shown: Demonstrations, env: EnvSpec, groups: Collection[str], *, n_step: int, gamma: float, device: torch.device
 ) -> Replay:
-    """Build a `Replay` of one env with consecutive episodes; raise ConfigError if too short or relabelled."""
+    """Build a `Replay` of one env from all episodes; raise ConfigError if they are too short or relabelled."""
     if not shown.executed:
         raise ConfigError("recorded with --actor: the rewards are not of these actions", hint="Try algo=bc")
     steps = len(shown.reward)

@@ -33,7 +33,7 @@ class DiagonalGaussian:
         return DiagonalGaussian(self.mean[index], self.log_std if self.log_std.ndim == 1 else self.log_std[index])
 
     def per_sample(self) -> DiagonalGaussian:
-        """Expand the log-std to each sample."""
+        """Return the distribution with the log-std expanded to each sample."""
         return DiagonalGaussian(self.mean, self.log_std.expand_as(self.mean), self._terms)
 
     @property
@@ -96,10 +96,10 @@ class DiagonalGaussian:
 
 @dataclass(slots=True)
 class Categorical:
-    """One or several independent choices."""
+    """One or several independent categorical distributions, one for each discrete choice."""
 
-    logits: Float[Tensor, "*batch parameters"]  # of all choices, concatenated, unnormalised
-    counts: tuple[int, ...]  # options of each choice
+    logits: Float[Tensor, "*batch parameters"]  # unnormalised log-probabilities of all choices, concatenated
+    counts: tuple[int, ...]  # number of options of each choice
 
     def __getitem__(self, index: int | slice) -> Categorical:
         return Categorical(self.logits[index], self.counts)

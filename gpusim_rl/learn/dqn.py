@@ -18,7 +18,7 @@ from gpusim_rl.spaces import Box
 
 
 class DQNPolicy(QPolicy):
-    """Greedy policy; observes `policy` and images. Continuous actions are split into `bins` equally spaced options."""
+    """Greedy policy; observes `policy` and images. Continuous actions take one of `bins` equally spaced values."""
 
     critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
     target_critic: DiscreteCritic  # type: ignore[reportIncompatibleVariableOverride]
@@ -38,7 +38,7 @@ class DQNPolicy(QPolicy):
         return outputs if self._spacing is None else outputs * self._spacing - self._scale
 
     def index(self, action: Shaped[Tensor, "*batch choices"]) -> Shaped[Tensor, "*batch choices"]:
-        """Invert `action`."""
+        """Convert actions to option indices."""
         return action if self._spacing is None else ((action + self._scale) / self._spacing).round_()
 
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Int[Tensor, "batch choices"]:
@@ -80,7 +80,7 @@ class DQN(OffPolicy):
         return (start + (end - start) * progress) ** self._ladder
 
     def _draw_noise(self, numbers: Tensor) -> None:
-        """Draw options for all steps; -1 means greedy."""
+        """Draw random options for all steps; -1 selects the greedy option."""
         super()._draw_noise(numbers)
         uniform = torch.erf(numbers * math.sqrt(0.5)).mul_(0.5).add_(0.5)  # in [0, 1]
         random = torch.minimum((uniform[..., : self.num_actions] * self._counts).long(), self._last)

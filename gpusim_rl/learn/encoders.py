@@ -24,7 +24,7 @@ class SpatialSoftmax(nn.Module):
     """Mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, 1504.00702)."""
 
     TEMPERATURE = 0.3
-    """Fixed: a learned temperature drops until positions jump. Finds thin objects sooner than 1."""
+    """Fixed, since a learned temperature shrinks until positions jump. Finds thin objects sooner than 1."""
 
     places: Tensor
     """Pixel positions, [height * width, 2]."""
@@ -84,7 +84,7 @@ _KINDS = {"spatial": (_spatial, None), "nature": (_nature, 512), "impala": (_imp
 
 
 class ImageEncoder(nn.Sequential):
-    """Built-in network for float32 [batch, channels, height, width] in [-0.5, 0.5]."""
+    """Built-in network for float32 images [batch, channels, height, width] in [-0.5, 0.5]."""
 
     def __init__(self, shape: ImageShape, cfg: EncoderConfig) -> None:
         height, width, channels = shape
@@ -118,7 +118,7 @@ def scaled(
 
 
 class Encoder(nn.Module):
-    """Concatenated features of all image groups, one network per group; `images` are the shapes of frame stacks."""
+    """Image encoder: one network per image group, features concatenated; `images` are the shapes of frame stacks."""
 
     def __init__(self, images: Mapping[str, ImageShape], cfg: EncoderConfig, key: str) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
 
 
 def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build the user-defined network `<key>._target_`, or raise ConfigError if it does not fit."""
+    """Build the user-defined network `<key>._target_`; raise ConfigError if that fails or `out_size` is missing."""
     kind, where = load_class(target, nn.Module, f"{key}._target_", example), f"{key}._target_={target}"
     try:
         module = kind(*arguments.values())
@@ -183,7 +183,7 @@ class FrameStack:
         """Shape of each group's stack."""
 
     def initial_state(self, batch: int, device: torch.device) -> Hidden:
-        """Return black frames."""
+        """Return the initial state: black frames."""
         sizes = [math.prod(shape) for shape in self._images.values()][: self.num_states]
         return tuple(torch.zeros(self._older, batch, size, dtype=torch.uint8, device=device) for size in sizes)
 

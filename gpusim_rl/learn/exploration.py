@@ -109,5 +109,5 @@ class Exploration:
 
 
 def fitted(value: int, wanted: int, key: str) -> str:
-    """Format a fitted number, with the configured one if different."""
+    """Format an adjusted value, followed by the configured value if that differs."""
     return f"{value}" if value == wanted else f"{value} (fitted: {key}={wanted})"

@@ -33,7 +33,7 @@ class Extension:
     """
 
     groups: ClassVar[tuple[str, ...]] = ()
-    """Numeric observation groups that are hidden from the networks."""
+    """Numeric observation groups for the extension alone, hidden from policy and critic."""
     weights: Mapping[str, float | Tensor] = {}
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
@@ -44,13 +44,13 @@ class Extension:
         return reward
 
     def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
-        """Return the losses of each sample: those of `evaluate(minibatch)` and the extension's own."""
+        """Return the losses of each sample: `evaluate(minibatch)` plus the extension's losses."""
         return evaluate(minibatch)
 
     def after_minibatch(self, index: Tensor, weight: Tensor, last: bool) -> Mapping[str, Tensor]:
         """Train the extension's networks after each optimiser step; return 0-dim metrics to average over minibatches.
 
-        `index` selects sequences (see `minibatch.by_sequence`); `weight` has all samples' weights, [steps, sequences].
+        `index` selects sequences (see `minibatch.by_sequence`); `weight` has each sample's weight, [steps, sequences].
         """
         return {}
 

@@ -49,7 +49,7 @@ class GradientSteps:
     def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Pass the gradient of a minibatch, summed over chunks and processes, to the optimiser.
 
-        `weight` is the loss weight of each statistic. Return statistics, gradient norm, and whether it is non-finite.
+        `weight` is the loss weight of each statistic. Return statistics, gradient norm, and whether that is non-finite.
         """
 
         def chunk_gradient(sequences: Tensor) -> tuple[Tensor, ...]:
@@ -61,12 +61,12 @@ class GradientSteps:
         return losses, *self.optimizer.set_gradients(gradients)
 
     def make(self, norm: Tensor, skip: Tensor) -> None:
-        """Apply the gradient, whose norm is `norm`, unless `skip`."""
+        """Apply the gradient with norm `norm`, unless `skip`."""
         self.optimizer.masked_step(norm, skip)
         self._policy.head.clamp_()
 
     def summarize(self, steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """End an iteration of `steps` (statistics, norm); return their means, and metrics."""
+        """End an iteration; return the means of `steps` (statistics, norm) without skipped steps, and metrics."""
         numbers, made = applied_steps(steps)
         self.iteration += 1
         used = made.float().sum()

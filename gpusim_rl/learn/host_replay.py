@@ -29,7 +29,7 @@ class HostReplay:
         self._generator = make_generator(CPU, seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
         self._pending: Future[None] | None = None
-        self._drawn_with = self._generator.get_state()  # before the prefetched draw
+        self._drawn_with = self._generator.get_state()  # state before the prefetched sample
         drawn = self._sample(), torch.zeros((), dtype=torch.int64)
         self._drawn, self._arriving = (tree_map(lambda x: x.to(device, copy=True), drawn) for _ in range(2))
         self.fill = self._drawn[1]  # stored steps when this update's transitions were drawn
@@ -60,7 +60,7 @@ class HostReplay:
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Fetch transitions for the next update, and hand over the rollout."""
+        """Fetch the prefetched transitions for the next update, and hand the rollout to the thread."""
         self._wait()
         if self._cuda:
             torch.cuda.current_stream(self._device).wait_event(self._arrived)
@@ -89,7 +89,7 @@ class HostReplay:
 
     @torch.no_grad()
     def _draw(self) -> None:
-        """Draw for the next update and send it to the device."""
+        """Draw transitions for the next update and send them to the device."""
         self._drawn_with = self._generator.get_state()
         drawn = self._sample(), self.memory.fill
         if not self._cuda:
@@ -103,7 +103,7 @@ class HostReplay:
             self._arrived.record(self._stream)
 
     def cut(self) -> None:
-        """End all windows at the last step."""
+        """End all n-step windows at the last step."""
         self._wait()
         self.memory.cut()
 

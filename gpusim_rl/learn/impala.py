@@ -64,7 +64,7 @@ class Impala(OnPolicy):
     // num_envs rollouts later. Samples older than `max_policy_lag` updates are ignored.
 
     `loss=clipped` is PPO's policy loss on V-trace advantages, with the ratio to the acting policy (as in APPO, Luo et
-    al. 2020, arXiv 1912.00167, without target network).
+    al. 2020, arXiv 1912.00167, without a target network).
     """
 
     Config = ImpalaConfig
@@ -81,11 +81,11 @@ class Impala(OnPolicy):
         self._log_ratio = torch.zeros_like(self.rollout.reward)
 
     def drop_ring(self) -> None:
-        """Use each rollout immediately."""
+        """Drop the ring buffer, so that each rollout is used immediately."""
         self._ages, self._ring, self._versions = 0, [], self._versions[:0].clone()
 
     def update(self) -> dict[str, Tensor]:
-        """Store the rollout and learn from the rollouts that are due; with actors, from those received."""
+        """Store the rollout and learn from the rollouts that are due; with actors, learn from the received rollouts."""
         if not self._ages:
             return super().update()
         lag, limit = self._exchange(), float(self.cfg.max_policy_lag)
@@ -100,7 +100,7 @@ class Impala(OnPolicy):
 
     @torch.no_grad()
     def _exchange(self) -> Tensor:
-        """Store the rollout in the ring and load one per env; return their ages [updates], [N]."""
+        """Store the rollout in the ring buffer and load the due rollout of each env; return ages [updates], [N]."""
         newest = self.steps.iteration.long() % self._ages
         self._versions.index_copy_(0, newest[None], self.steps.iteration[None])
         due = (newest - self._delay) % self._ages

@@ -62,13 +62,13 @@ class Samples:
         valid: Tensor,
         clip: float,
     ) -> Samples:
-        """Precompute values that every pass needs; `valid` is 1.0 or 0.0, `clip` the range of ratio and value."""
+        """Precompute values that every pass needs; `valid` is 1.0 or 0.0, `clip` the clip range of ratio and value."""
         cost = -advantage
         least = torch.add(cost, cost.abs(), alpha=-clip)
         return cls(action, distribution, log_prob, cost, least, value - clip, value + clip, target, valid)
 
     def pack(self) -> Tensor:
-        """Pack into [*batch, columns], so that a minibatch is one gather."""
+        """Pack all fields into one tensor [*batch, columns], so that a minibatch takes one gather."""
         costs, values = (self.cost, self.least_cost), (self.value_low, self.value_high)
         scalars = torch.stack([self.log_prob, *costs, *values, self.target, self.weight], dim=-1)
         return torch.cat([self.action, self.distribution, scalars], dim=-1)
@@ -87,7 +87,7 @@ class Samples:
 
 @dataclass(slots=True)
 class Minibatch:
-    """Minibatch, or a chunk of one, for losses: [time, batch, ...]."""
+    """Minibatch, or chunk of a minibatch, for losses: [time, batch, ...]."""
 
     old: Samples
     inputs: dict[str, Tensor]  # normalised observations by group, and inputs of extensions
@@ -98,7 +98,7 @@ class Minibatch:
 def shuffle(
     weight: Tensor, valid: Tensor, minibatches: int, generator: torch.Generator, collective: Collective
 ) -> tuple[Tensor, ...]:
-    """Draw an epoch's minibatches of sequences; set `weight` to each sample's share of its minibatch mean.
+    """Return random sequence indices for each minibatch of an epoch; set `weight` to each sample's share of its mean.
 
     `weight` and `valid` (1 or 0) are [steps, sequences].
     """

@@ -89,7 +89,7 @@ class MLP(nn.Sequential):
         return super().forward(input)
 
     def cast_together(self, x: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch out"]:
-        """Match autocast bit for bit, with one cast for all weights and one for all gradients: fewer launches."""
+        """Match autocast bit for bit, but cast all weights in one kernel and all gradients in another."""
         cast = iter(_Cast.apply(dtype, *self.parameters()))  # type: ignore[reportArgumentType]
         for layer in self:
             x = functional.linear(x, next(cast), next(cast)) if isinstance(layer, nn.Linear) else layer(x)
@@ -116,13 +116,13 @@ def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]
 
 
 def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "network") -> nn.Module:
-    """Build an MLP or the user-defined network of section `key`, or raise ConfigError if it does not fit."""
+    """Build an MLP or the user-defined network of section `key`; raise ConfigError if the output shape is wrong."""
     if cfg._target_ is None:
         return MLP(size, cfg)
     module = make_own(cfg._target_, key, "my_networks.Residual", {"size": size, "cfg": cfg})
     expected = [2, module.out_size]
     shape: Any = expected
-    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # it may need a GPU
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):  # the network may need a GPU
         features = copy.deepcopy(module).eval()(torch.zeros(2, size))
         shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
     if shape != expected:
@@ -228,7 +228,7 @@ class ActorCritic(Policy):
         return self.actor_state(batch) + (self.critic.initial_state(batch) if self.critic else ())
 
     def actor_state(self, batch: int) -> Hidden:
-        """Return the actor's zero state."""
+        """Return the actor's zero state, including older frames."""
         return self.images.initial_state(batch, self.value_head.weight.device) + self.actor.initial_state(batch)
 
     def act_without_critic(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:
@@ -255,7 +255,7 @@ class ActorCritic(Policy):
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
     ) -> tuple[Distribution, Tensor, Hidden]:
-        """Return distribution, value and state for normalised inputs; time is optional if feed-forward."""
+        """Return distribution, value and state for normalised inputs; the time axis is optional if feed-forward."""
         seen, frames = self.images(inputs, hidden, is_first)
         hidden = hidden[len(frames) :]
         split = self.actor.num_states

@@ -58,7 +58,7 @@ class ActionNoise:
         """Move to step t of the rollout (0 at its end); `done` marks ended episodes."""
         if self._lasts:
             self._ended.copy_(done)
-        if t:  # fixed memory, for CUDA graphs of one step
+        if t:  # fixed addresses, for CUDA graphs of single steps
             self._next(t)
 
     def begin_episodes(self) -> None:
@@ -83,7 +83,7 @@ class ActionNoise:
         return {"now": self.now.clone(), "ended": self._ended.clone()} if self._lasts else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`, unless the noise is, or was, white."""
+        """Restore `state_dict`, unless the noise is white now or was white in the checkpoint."""
         if state and self._lasts:
             self.now.copy_(state["now"])
             self._ended.copy_(state["ended"])

@@ -48,7 +48,7 @@ class RunningNormalizer(nn.Module):
         self.register_load_state_dict_post_hook(lambda module, _: module._update_copies())
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-        """Normalise float32 to float32."""
+        """Normalise float32 features."""
         y = (x - self._mean).mul_(self._inverse_scale)
         return y if self.clip is None else y.clamp_(-self.clip, self.clip)
 
@@ -63,7 +63,7 @@ class RunningNormalizer(nn.Module):
         where: Bool[Tensor, " batch"] | None = None,
         collective: Collective = ALONE,
     ) -> None:
-        """Merge the batches of all processes; rows outside the mask may hold any values."""
+        """Merge the batches of all processes; rows where the mask `where` is False may hold any values."""
         if where is None:
             count = torch.full_like(self.count, float(x.shape[0]))
             data = x.to(torch.float64, copy=True)

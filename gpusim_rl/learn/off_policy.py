@@ -45,7 +45,7 @@ class Batch(Transitions):
 
 
 class OffPolicy(Algorithm):
-    """Off-policy algorithm: acts, stores outcomes in a replay memory, learns from samples of it.
+    """Base class of off-policy algorithms: act, store the results in a replay memory, learn from its samples.
 
     An iteration draws and normalises the transitions of all its updates at once. Observations are stored raw; each new
     frame enters their statistics once, after the updates. Until `learning_starts`, actions are random and updates run
@@ -87,12 +87,12 @@ class OffPolicy(Algorithm):
         columns, key = self.num_actions + self.num_noise, f"{self.section}.noise"
         self.noise = ActionNoise(cfg.noise, env, key, horizon=cfg.horizon, columns=columns, device=device)
         self.memory = Trajectory.empty(cfg.horizon, env, self.policy.groups, device)
-        self.hidden = self._next_hidden = self.policy.initial_state(env.num_envs)  # older frames
+        self.hidden = self._next_hidden = self.policy.initial_state(env.num_envs)  # older frames of the stacks
         self.acted_on: Observation = {}
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # since training began
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since training began
 
         self.priorities: Priorities | None = None
-        self.replay: Any = None  # in an actor
+        self.replay: Any = None  # None in an actor
         if context.actor is not None:
             return
 
@@ -111,7 +111,7 @@ class OffPolicy(Algorithm):
         self.critic_optimizer = self._make_optimizer(policy.critic, *with_critic)
         self.actor_optimizer = None if policy.actor is None else self._make_optimizer(policy.actor, *with_actor)
         self._targets, self._online = self.policy.target_pairs()
-        self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # updates since training began
+        self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # skipped updates since training began
 
     def _make_optimizer(self, *networks: nn.Module) -> MaskedAdamW:
         cfg, parameters = self.cfg, [p for network in networks for p in network.parameters()]
@@ -186,7 +186,7 @@ class OffPolicy(Algorithm):
             self.priorities.after_write(self.horizon)
 
     def begin_episodes(self) -> None:
-        """Start new episodes in all envs; no window crosses this point."""
+        """Start new episodes in all envs; no n-step window crosses this point."""
         if self.replay is not None:
             self.replay.cut()
         for frames in self.hidden:
@@ -194,14 +194,14 @@ class OffPolicy(Algorithm):
         self.noise.begin_episodes()
 
     def before_update(self) -> None:
-        """Exchange transitions with a memory on the host."""
+        """Exchange transitions with a replay memory on the host."""
         self.replay.exchange()
 
     def update(self) -> dict[str, Tensor]:
         """Learn from `horizon * updates` batches; return mean statistics, 0-dim device tensors."""
         cfg, number = self.cfg, self.horizon * self.cfg.updates
         stored = self.replay.fill * self.num_envs
-        waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one complete window
+        waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one n-step window
         critic, actor, batches = [], [], self._draw(number)
         for index, batch in enumerate(batches):
             moves_actor = self.actor_optimizer is not None and (index + 1) % cfg.policy_delay == 0
@@ -231,7 +231,7 @@ class OffPolicy(Algorithm):
             shown = number * self._num_shown
             memories = (self.replay, size - shown), (self.demonstrations, shown)
             parts = [memory.sample(n, self._sample_generator) for memory, n in memories]
-            # in each batch the demonstrations come last
+            # demonstrations come last in each batch
             drawn = tree_map(lambda *x: torch.cat([y.unflatten(0, (number, -1)) for y in x], 1).flatten(0, 1), *parts)
         elif self.priorities is None:
             drawn = self.replay.sample(size, self._sample_generator)
@@ -274,7 +274,7 @@ class OffPolicy(Algorithm):
             obs["policy"] = torch.cat([obs["policy"], features], dim=-1)
 
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return losses and Q values [members, batch], expected returns [batch], gradient norm, `bad`."""
+        """Update the critics; return losses and Q values [members, batch], expected returns [batch], norm, `bad`."""
         with torch.no_grad():
             target, expected = self.targets(batch)
         policy = self.policy
@@ -293,7 +293,7 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def _critic_numbers(self, steps: list[tuple[Tensor, ...]], weight: Tensor) -> Mapping[str, Tensor]:
-        """Return means over updates and processes; weight: [updates, batch]."""
+        """Return the critics' metrics, averaged over updates and processes; weight: [updates, batch]."""
         each, q, expected, norm, bad = (torch.stack(column) for column in zip(*steps, strict=True))
         per_critic = weight[:, None]
         loss, q = (each * per_critic).sum(dim=(1, 2)), (q * per_critic).sum(dim=2).mean(dim=1)
@@ -313,7 +313,7 @@ class OffPolicy(Algorithm):
         return (each.mean(dim=0) + torch.special.xlogy(target, target).sum(dim=-1)).clamp_(min=0.0)
 
     def next_action(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return actions for `next_obs` and the bonus on their value, [batch] or None."""
+        """Return actions for `next_obs`, and a bonus added to their value, [batch] or None."""
         raise NotImplementedError
 
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -366,7 +366,7 @@ class OffPolicy(Algorithm):
         return self.cfg.demonstrations.imitation / self.collective.size * q.detach().abs().mean() * mean
 
     def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all-reduced numbers with the gradient norm, and `bad`."""
+        """Update the actor; return its all-reduced losses and gradient norm, and `bad`: a non-finite gradient."""
         assert self.actor_optimizer is not None
         numbers = self.actor_loss(batch)
         gradients = self.actor_optimizer.gradients(numbers[0])
@@ -389,7 +389,7 @@ class OffPolicy(Algorithm):
         return {"check/obs": torch.stack([x.sum() for x in obs.values()]).sum(), "check/reward": reward.sum()}
 
     def describe(self) -> dict[str, str]:
-        """Describe networks, updates and memory."""
+        """Describe networks, updates and replay memory."""
         cfg, net, envs = self.cfg, self.cfg.network, self.num_envs
 
         def layers(sizes: list[int]) -> str:
@@ -426,7 +426,7 @@ class OffPolicy(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; the memory starts empty if it was not saved or the time limit changed."""
+        """Restore `state_dict`; the replay memory starts empty if it was not saved or the time limit changed."""
         self.critic_optimizer.load_moments(state["critic_optimizer"])
         if self.actor_optimizer is not None:
             self.actor_optimizer.load_moments(state["actor_optimizer"])

@@ -48,7 +48,7 @@ class OnPolicy(Algorithm):
         exploration: Samples and records actions.
         rollout: Record of the current iteration.
         steps: Optimiser steps.
-        losses: Names of a step's statistics, in the order in which chunks are summed.
+        losses: Names of the statistics that `chunk_loss` returns, in order.
         num_sequences: Sequences per rollout; single samples if feed-forward.
         num_minibatches: Minibatches per epoch.
     """
@@ -102,7 +102,7 @@ class OnPolicy(Algorithm):
         self._logged = {name for name in self.losses[2:] if not weights[name]}  # no gradient
 
     def fit_minibatches(self, samples: int) -> int:
-        """Return the number of minibatches of a rollout of `samples`."""
+        """Return the number of minibatches for a rollout of this many samples."""
         return 1
 
     def begin_rollout(self) -> None:
@@ -177,7 +177,7 @@ class OnPolicy(Algorithm):
         return losses, norm
 
     def end_update(self, steps: list[tuple[Tensor, Tensor]], *, observed: bool = True) -> dict[str, Tensor]:
-        """End the iteration; return metrics of steps (losses, gradient norm). `observed`: update obs statistics."""
+        """End the iteration; return metrics of `steps` (losses, gradient norm). `observed`: update obs statistics."""
         means, stats = self.steps.summarize(steps)
         for group, norm in self.policy.obs_norm.items() if observed else ():
             frames = self.rollout.obs[group].flatten(0, 1), self.rollout.valid.flatten()

@@ -16,7 +16,7 @@ _KERNELS: Any = torch  # multi-tensor operations of torch's own optimisers, whic
 
 
 class MaskedAdamW(torch.optim.AdamW):
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with device-side step skipping; its state is never moved.
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with device-side step skipping and state at fixed addresses.
 
     Frozen parameters are left out; if all are frozen, ConfigError is raised. `learning_rate` is a 0-dim device
     tensor if it changes during training. `max_norm` clips the gradient norm.
@@ -50,7 +50,7 @@ class MaskedAdamW(torch.optim.AdamW):
         return torch.autograd.grad(loss, self.parameters, weight, materialize_grads=True)
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Set the next gradients; return their norm before clipping, and whether it is non-finite."""
+        """Set the gradients of the next step; return their norm before clipping, and whether it is non-finite."""
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             # The fused step pairs elements by memory order, regardless of strides.
             same = gradient.stride() == parameter.stride()
@@ -59,7 +59,7 @@ class MaskedAdamW(torch.optim.AdamW):
         return norm, ~(norm < torch.inf)
 
     def masked_step(self, norm: Tensor, hold: Tensor) -> None:
-        """Step with the gradients set before, whose norm is `norm`; do nothing if `hold`, bool []."""
+        """Step with the gradients from `set_gradients`, which returned `norm`; do nothing if `hold`, bool []."""
         # As with torch.amp, the fused step divides gradients by grad_scale (clipping) and skips if found_inf is 1.
         relative = norm if self._max_norm in (None, 1.0) else norm / self._max_norm
         self.grad_scale = None if self._max_norm is None else relative.clamp(min=1.0)
@@ -94,7 +94,7 @@ class MaskedAdamW(torch.optim.AdamW):
         count -= self.found_inf
 
     def moments(self) -> list[dict[str, Tensor]]:
-        """Return the state of each parameter; empty before the first step."""
+        """Return a copy of each parameter's Adam state (moments and step count); empty before the first step."""
         return [{name: value.clone() for name, value in self.state.get(p, {}).items()} for p in self.parameters]
 
     def load_moments(self, saved: Sequence[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Replay memory of images: frames are stored once, and stacks built when sampled."""
+"""Replay memory of images: each frame is stored once, and stacks are built when sampled."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class PlainFrames:
 
 
 class CompressedFrames:
-    """Frames on the host, as LZ4 blocks of `BLOCK` consecutive differences; final frames are uncompressed."""
+    """Frames on the host, LZ4-compressed in blocks of `BLOCK` consecutive differences; final frames uncompressed."""
 
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int]) -> None:
         assert num_steps % BLOCK == 0
         self._lz4 = import_extra("lz4.block", "encoders", "a replay memory of compressed frames")
         self._num_envs, self._first_row, self._shape = num_envs, num_steps * num_envs, tuple(shape)
         self.final = torch.zeros(rows, num_envs, *shape, dtype=torch.uint8)
-        self._blocks = [b""] * (self._first_row // BLOCK)  # block * N + env
+        self._blocks = [b""] * (self._first_row // BLOCK)  # index: block * N + env
         self._open = np.zeros((num_envs, BLOCK, int(np.prod(shape))), np.uint8)  # block under construction
-        self._newest = -1  # slot
+        self._newest = -1  # newest slot
 
     def write(self, slots: Int[Tensor, " steps"], frames: UInt8[Tensor, "steps envs *shape"]) -> None:
         """Store the frames of control steps."""
@@ -120,8 +120,8 @@ class PixelReplay(Replay):
     """`Replay` of envs with images; samples are stacks of frames.
 
     Frames before the start of an episode are black. A transition has weight 0 if a frame of its stack was overwritten,
-    or after a time-out without final images. Sampled transitions hold frame indices, oldest first; `with_frames` reads
-    the frames batch by batch. `compress` keeps frames on the host: less memory, but slower to sample.
+    or if it ends in a time-out without final images. Sampled transitions hold frame indices, oldest first;
+    `with_frames` reads frames batch by batch. `compress` keeps frames on the host: less memory, but slower to sample.
 
     Args:
         num_steps: T; with `compress` a multiple of `BLOCK`.
@@ -187,7 +187,7 @@ class PixelReplay(Replay):
         ended = self._final_step.take((newest - steps * envs).clamp_(min=0))
         time = torch.where(final, ended + 1, seen)
         before = time - self._back
-        # within the episode; the first step back from a final observation always is
+        # whether a frame is of the same episode; always true one step before a final observation
         inside = self.ends.take(before.remainder(steps) * envs + env) == 0
         inside = (inside | (final & (self._back == 1))) & (before >= oldest)
         length = inside.cumprod(dim=0).sum(dim=0)
@@ -204,7 +204,7 @@ class PixelReplay(Replay):
         for group, frames in self.frames.items():
             index = torch.cat([drawn.obs[group], drawn.next_obs[group]])
             read = frames.read(index.flatten()).unflatten(0, index.shape)
-            # on the CPU 4 times as fast as permute
+            # 4 times as fast as permute on the CPU
             drawn.obs[group], drawn.next_obs[group] = torch.cat(read.unbind(1), dim=-1).chunk(2)
 
     def state_dict(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
 
 def clipped_loss(old: Samples, ratio: Tensor) -> Tensor:
     """Return the policy loss max(-A r, -A clip(r, 1 - c, 1 + c)) of each sample, for the probability ratio r."""
-    # Fewer kernels: max(-A r, -A - |A| c), whose second term is the clipped one where it matters, else below -A r.
+    # Fewer kernels: max(-A r, -A - |A| c). The second term is the clipped loss where that is larger, else below -A r.
     return _at_least(old.cost * ratio, old.least_cost)
 
 
@@ -48,8 +48,8 @@ def _at_least(x: Tensor, low: Tensor) -> Tensor:
 class AdaptiveRate:
     """Adapts a learning rate within [low, high] to the policy's KL divergence [nat] by rl_games' rule.
 
-    Divided by 1.5 above twice the threshold, multiplied by 1.5 below half of it; unchanged for a KL of 0 (no valid
-    sample) or NaN.
+    The rate is divided by 1.5 above twice the threshold and multiplied by 1.5 below half of it; a KL of 0 (no valid
+    sample) or NaN leaves it unchanged.
     """
 
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class PPO(OnPolicy):
         used = {"style": isinstance(cfg, AMPConfig), "teacher": cfg.teacher.weight > 0.0}
         hidden = {group for name, cls in classes.items() if used.get(name, True) for group in cls.groups}
 
-        def seen(*groups: str) -> EnvSpec:  # without groups that only extensions see, except these
+        def seen(*groups: str) -> EnvSpec:  # omits groups that only extensions see, except `groups`
             sizes = {name: size for name, size in env.obs_sizes.items() if name in groups or name not in hidden}
             return dataclasses.replace(env, obs_sizes=sizes)
 
@@ -141,7 +141,7 @@ class PPO(OnPolicy):
             for index in shuffle(weight, valid, self.num_minibatches, self._shuffle_generator, self.collective):
                 losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)  # sample_losses
                 if cfg.schedule_per == "minibatch" and steps:  # the first KL compares the policy with itself
-                    self._adapt(torch.add(losses[kl], norm, alpha=0.0))  # NaN if the step is skipped
+                    self._adapt(torch.add(losses[kl], norm, alpha=0.0))  # NaN if the step was skipped
                 self.steps.make(norm, skip)
                 steps.append((losses, norm))
                 last = len(steps) == cfg.epochs * self.num_minibatches
@@ -209,7 +209,7 @@ class PPO(OnPolicy):
 
 
 def _means(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the metrics that all minibatches report; take others from the last one."""
+    """Average the metrics that all minibatches report; take the others from the last minibatch."""
     names = [*rows[0]]
     means = torch.stack([torch.stack([row[name] for name in names]) for row in rows]).mean(dim=0) if names else ()
     return {**rows[-1], **dict(zip(names, means, strict=True))}

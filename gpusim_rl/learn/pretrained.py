@@ -1,4 +1,4 @@
-"""Pretrained image encoders, from `tools/pretrain_encoder.py` or ImageNet (two networks). Never downloads."""
+"""Pretrained image encoders, from `tools/pretrain_encoder.py` or ImageNet (two networks); downloads nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Pretrained(nn.Module):
 
 
 class ImageNet(nn.Module):
-    """Feature extractor of an ImageNet classifier; `mean` and `deviation` are per colour, from 0 to 1."""
+    """Feature extractor of an ImageNet classifier; `mean` and `deviation` are per colour channel, from 0 to 1."""
 
     mean: Tensor
     deviation: Tensor

@@ -30,7 +30,7 @@ class Priorities:
         self._steps = self.values[:slots].view(replay.num_steps, replay.num_envs)
 
     def after_write(self, number: int) -> None:
-        """Set the priorities changed by the last `number` steps."""
+        """Update the priorities that the last `number` written steps affect."""
         replay = self.replay
         back = torch.arange(min(number + replay.n_step, replay.num_steps), device=self.largest.device)
         step = replay.total - 1 - back
@@ -43,7 +43,7 @@ class Priorities:
 
     @torch.no_grad()
     def sample(self, size: int, generator: torch.Generator, beta: Tensor) -> Transitions:
-        """Draw transitions with importance weights p_i^-beta; beta = 1 fully corrects means."""
+        """Draw transitions with importance weights p_i^-beta; beta = 1 fully corrects the sampling bias."""
         index = self._draw(size, generator)
         drawn, priority = self.replay.at(index), self.values.take(index)
         # an empty memory yields transitions without priority
@@ -69,7 +69,7 @@ class Priorities:
         weight: Float[Tensor, " batch"],
         hold: Bool[Tensor, ""],
     ) -> None:
-        """Update priorities at slot * N + env unless `hold`; of duplicates, the largest finite error counts."""
+        """Update priorities at slot * N + env unless `hold`; the largest finite error of duplicate indices counts."""
         new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
         new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))
         # amax makes duplicate indices deterministic on a GPU

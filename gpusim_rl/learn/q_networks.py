@@ -97,7 +97,7 @@ class Critic(nn.Module):
         return features.float()
 
     def value(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
-        """Return the expected return."""
+        """Convert outputs to expected returns."""
         if self.support is None:
             return outputs.squeeze(-1)
         return outputs.softmax(dim=-1) @ self.support
@@ -112,7 +112,7 @@ class DiscreteCritic(Critic):
     offsets: Tensor
     """Index of each choice's first option."""
     places: Tensor
-    """Indices of each choice's options, padded with the last, [choices * most options]."""
+    """Indices of each choice's options, padded with its last option, [choices * maximum options]."""
     centre: Tensor
     """Matrix that subtracts each choice's mean, [options, options]."""
 
@@ -178,7 +178,7 @@ def project(
 
 
 class ActorNetwork(nn.Module):
-    """Network from normalised observations to action parameters."""
+    """Network that maps normalised observations to action parameters."""
 
     def __init__(self, size: int, outputs: int, net: QNetworkConfig, key: str) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class QPolicy(Policy):
     """Critics with target networks, normalisers, and an actor unless the critics choose actions.
 
     The group `policy` feeds the actor; `critic`, if present, the critics (Pinto et al. 2017, arXiv 1710.06542). Image
-    features are appended to `policy`. Critics that see them train the encoder and share it with their targets
+    features are appended to `policy`. Critics that see images train the encoder and share it with the target critics
     (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645); otherwise the actor trains it.
     """
 
@@ -256,7 +256,7 @@ class QPolicy(Policy):
         return {g: self.obs_norm[g](obs[g]) if g in self.obs_norm else obs[g] for g in self.groups}
 
     def initial_state(self, batch: int) -> Hidden:
-        """Return black frames."""
+        """Return the initial state: black frames."""
         return self.images.initial_state(batch, self.critic.head.weight.device)
 
     def outputs(self, obs: Observation, hidden: Hidden) -> tuple[Tensor, Hidden]:

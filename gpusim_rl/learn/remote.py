@@ -20,7 +20,7 @@ TRANSITIONS = "transitions"  # entry of an acting state with the learner's trans
 
 
 class Remote(ABC):
-    """Additional interface of an algorithm with actors."""
+    """Additional interface of algorithms that learn from actors."""
 
     max_policy_lag: float = float("inf")
     """Maximum number of updates between acting and learning."""
@@ -120,7 +120,7 @@ class RemoteOffPolicy(Remote):
     @staticmethod
     @torch.no_grad()
     def act_together(remotes: Sequence[RemoteOffPolicy], obs: Sequence[Observation]) -> list[Tensor]:
-        """Choose actions from the outputs for one joint batch."""
+        """Choose actions from the outputs of one forward pass."""
         algorithms = [remote.algorithm for remote in remotes]
         outputs = algorithms[0].outputs({group: torch.cat([groups[group] for groups in obs]) for group in obs[0]})
         for algorithm, seen in zip(algorithms, obs, strict=True):
@@ -149,7 +149,7 @@ class RemoteOffPolicy(Remote):
 
 
 REMOTES: dict[type[Algorithm], type[Remote]] = {Impala: RemoteImpala, OffPolicy: RemoteOffPolicy}
-"""Algorithms that can learn from actors."""
+"""`Remote` class of each base class of algorithms that can learn from actors."""
 
 
 def remote_class(algorithm_class: type[Algorithm]) -> type[Remote] | None:

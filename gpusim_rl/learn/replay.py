@@ -28,9 +28,9 @@ class Transitions:
     """Raw observations [batch, size]; images as frame indices [batch, frames] until `with_frames`."""
     action: Float[Tensor, "batch actions"]
     reward: Float[Tensor, " batch"]
-    """Discounted sum over the window."""
+    """Discounted sum of rewards in the window."""
     next_obs: dict[str, Tensor]
-    """Raw observations after the window; final ones after a time-out."""
+    """Raw observations after the window; `final_obs` after a time-out."""
     discount: Float[Tensor, " batch"]
     """gamma^(steps in the window), or 0 if the episode terminated."""
     weight: Float[Tensor, " batch"]
@@ -44,7 +44,7 @@ register_dataclass(Transitions)
 
 @dataclass(slots=True)
 class Trajectory:
-    """Consecutive control steps, [T, N, ...], or a single one."""
+    """Consecutive control steps, [T, N, ...]."""
 
     acted_on: dict[str, Tensor]
     action: Tensor
@@ -88,7 +88,7 @@ class Trajectory:
             memory.copy_(value)
 
     def latest(self) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Return vector observations [T, N, size], a mask of valid ones, and rewards."""
+        """Return vector observations [T, N, size], a mask of valid steps, and rewards."""
         numbers = {group: x for group, x in self.acted_on.items() if x.is_floating_point()}
         return numbers, ~self.diverged, self.reward
 
@@ -102,22 +102,22 @@ register_dataclass(Trajectory)
 
 
 def ends_by_time(step: Outcome | Trajectory) -> Bool[Tensor, "*steps envs"]:
-    """Return where the time limit alone ended an episode."""
+    """Return a mask of steps where the time limit alone ended the episode."""
     return step.truncated & ~(step.terminated | step.diverged)
 
 
 class Replay:
     """Ring buffer of the last T control steps of N envs, [T, N, ...].
 
-    Each observation is stored once: the next slot holds a step's successor, except after a time-out. Time-outs are
+    Each observation is stored once: a step's successor is in the next slot, except after a time-out. Time-outs are
     at least `max_episode_length` steps apart, so step // length identifies their `final_obs`: T / length + 2 extra rows
-    after the slots hold all reachable ones, and one gather reads both. Only complete windows are sampled. The host
-    reads no tensors.
+    after the slots hold all reachable ones, and one gather reads slots and rows. Only complete windows are sampled. The
+    host reads no tensors.
 
     Args:
         num_steps: T; more than `n_step`.
         n_step: Maximum window length.
-        storage: Dtype of stored observations; fp16 clamps.
+        storage: Dtype of stored observations; fp16 clamps to its range.
     """
 
     def __init__(
@@ -160,13 +160,13 @@ class Replay:
         return self.total.clamp(max=self.num_steps)
 
     def exchange(self) -> None:
-        """Do nothing; `HostReplay` transfers here."""
+        """Do nothing; `HostReplay` transfers data here."""
 
     def with_frames(self, drawn: Transitions) -> None:
         """Replace frame indices with images in sampled transitions."""
 
     def next_places(self, number: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]:
-        """Return the next steps, their slots, and rows for their final observations."""
+        """Return the numbers of the next steps, their slots, and the rows for their final observations."""
         time = self.total + torch.arange(number, device=self.device)
         return time, time % self.num_steps, time // self._episode % self._rows
 
@@ -197,7 +197,7 @@ class Replay:
         return value.clamp(-self._largest, self._largest).add_(value, alpha=0).to(memory.dtype)
 
     def cut(self) -> None:
-        """End all windows at the last step."""
+        """End all n-step windows at the last step."""
         slot = ((self.total - 1) % self.num_steps)[None]
         last = self.ends[slot]
         self.ends.index_copy_(0, slot, last.masked_fill(last == 0, DIVERGED))
@@ -228,7 +228,7 @@ class Replay:
         return self._windows(first, index - slot * self.num_envs, first + self.n_step <= last)[0]
 
     def _windows(self, first: Tensor, env: Tensor, whole: Tensor) -> tuple[Transitions, Tensor]:
-        """Return transitions from the absolute steps `first`, and their successors' indices."""
+        """Return transitions that begin at the absolute steps `first`, and the indices of their next observations."""
         size, envs = len(first), self.num_envs
         time = first + self._window
         index = time.remainder(self.num_steps).mul_(envs).add_(env)
@@ -256,15 +256,15 @@ class Replay:
         return Transitions(seen, action, reward, left, discount, weight.float(), index[0]), following
 
     def latest(self, steps: int) -> tuple[dict[str, Tensor], Bool[Tensor, "steps envs"], Float[Tensor, "steps envs"]]:
-        """Return the last observations [steps, N, size], a mask of valid ones, and rewards."""
+        """Return the last observations [steps, N, size], a mask of valid steps, and rewards."""
         slots = (torch.arange(steps, device=self.total.device) + (self.total - steps)) % self.num_steps
         obs = {group: memory.index_select(0, slots).float() for group, memory in self.obs.items()}
         return obs, (self.ends.index_select(0, slots) & DIVERGED) == 0, self.reward.index_select(0, slots)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all written slots on the host, since a GPU may not fit a copy."""
+        """Return all written slots on the host, since a copy may not fit on the GPU."""
         fill = int(self.fill)
-        place = (self._final_step.flatten() >= 0).nonzero().squeeze(1)  # row * N + env of written ones
+        place = (self._final_step.flatten() >= 0).nonzero().squeeze(1)  # row * N + env of written rows
         state = {
             "total": self.total,
             "final_place": place,
@@ -278,7 +278,7 @@ class Replay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`, in place."""
         if "final_place" not in state:
-            raise ConfigError("outdated replay memory in the checkpoint", hint="Try a new run, or test=true")
+            raise ConfigError("the replay memory's format is outdated", hint="Try a new run, or test=true")
         place = state["final_place"].to(self.device)
         self.total.copy_(state["total"])
         self._final_step.fill_(-1).view(-1)[place] = state["final_step"].to(self.device)

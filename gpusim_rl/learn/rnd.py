@@ -23,9 +23,9 @@ DISCOUNT = 0.99  # with `normalize`: discount per step of the reward sums whose 
 
 
 class RandomDistillation(Extension):
-    """Rewards a predictor's error on the features of a fixed, random network, times weight and control step [s].
+    """Intrinsic reward: a predictor's error on a fixed random network's features, times weight and control step [s].
 
-    Its input is the observation after the step, from the new episode where one ended.
+    Both networks see the observation after the step, from the new episode where one ended.
     """
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:
@@ -45,9 +45,9 @@ class RandomDistillation(Extension):
         for net in pair if context.collective.size > 1 else []:
             net.load_state_dict(context.collective.share({name: x.cpu() for name, x in net.state_dict().items()}))
         self.optimizer = MaskedAdamW([*self.predictor.parameters()], rnd.learning_rate)
-        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the training
-        self.discounted = torch.zeros(env.num_envs, device=device)  # reward sum per env
-        self.mean = torch.zeros((), device=device)  # reward per step
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since training began
+        self.discounted = torch.zeros(env.num_envs, device=device)  # discounted reward sum per env
+        self.mean = torch.zeros((), device=device)  # mean reward per step
         self._time = torch.arange(cfg.horizon, device=device)
         self._states: Tensor | None = None
         self._rollout: Rollout | None = None

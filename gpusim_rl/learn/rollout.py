@@ -28,7 +28,7 @@ def gae(
         next_value: V after step t, before any reset: V(final_obs) where truncated.
         terminated: The task ended the episode: no bootstrap.
         done: The episode ended.
-        valid: Valid samples; elsewhere the advantage is 0, and the trajectory ends before.
+        valid: Mask of valid samples; invalid ones have advantage 0, and the trajectory ends before them.
         gamma: Discount per step.
         gae_lambda: Weight of longer returns.
 
@@ -49,9 +49,9 @@ def gae(
 class Rollout:
     """T steps of N envs, time-major, in preallocated memory.
 
-    The time limit ends an env's episode at most once in `max_episode_length` steps: one slot per that many steps holds
-    its `final_obs`, else zeros. The critic evaluates all in one batch at the end, with images if `valued_images`. The
-    recurrent state before each sequence is kept; `sequence_length` divides T.
+    The time limit ends an env's episode at most once in `max_episode_length` steps, so one slot per that many steps
+    holds `final_obs`, or zeros. The critic evaluates all slots in one batch at the end, with images if `valued_images`.
+    The recurrent state before each sequence is kept; `sequence_length` divides T.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Rollout:
 
     @property
     def valid(self) -> Bool[Tensor, "time envs"]:
-        """Mask of samples that count: the env did not diverge."""
+        """Mask of valid samples: the env did not diverge."""
         return ~self.diverged
 
     @property
@@ -116,7 +116,7 @@ class Rollout:
     def write(
         self, t: int, obs: Observation, hidden: Hidden, is_first: Tensor, sample: SampledActions, step: Transition
     ) -> None:
-        """Store step t, with observations and recurrent state before it; `is_first` is that of step 0."""
+        """Store step t, with observations and recurrent state before it; step 0 also stores `is_first` [N]."""
         if t == 0:
             self._begins.copy_(is_first)
             for buffer in (*self.final_obs.values(), *self.final_hidden):

@@ -99,7 +99,7 @@ class SAC(OffPolicy):
         super().__init__(cfg, env, context, **rest)
         self.log_alpha = nn.Parameter(torch.full((), math.log(cfg.alpha), device=self.device))
         self.alpha_optimizer = MaskedAdamW([self.log_alpha], cfg.alpha_learning_rate)
-        # -1 per action in +-1; for other scales, the same relative to the maximum entropy
+        # -1 per action in [-1, 1]; other scales keep the difference from the maximum entropy
         default = self.num_actions * (math.log(cfg.action_scale) - 1.0)
         self._target_entropy = default if cfg.target_entropy is None else cfg.target_entropy
 

@@ -1,7 +1,7 @@
 """Adversarial motion priors: a discriminator rewards reference-like motion (Peng et al. 2021, arXiv 2104.02180).
 
-Two observation groups are added: `style`, features of the agent's recent motion, and `reference`, features at random
-times of a reference motion.
+The task provides two more observation groups: `style`, features of the agent's recent motion, and `reference`, features
+at random times of a reference motion.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ SLOPES = {
 
 
 class Discriminator(nn.Module):
-    """Scores features, clipped to `clip` standard deviations; high for reference-like motion.
+    """Network that scores features, clipped to `clip` standard deviations; reference-like motion scores high.
 
-    With `difference`, they are differences from the reference, and normalisation keeps zeros.
+    With `difference`, features are differences from the reference, and normalisation keeps zeros.
     """
 
     def __init__(self, size: int, cfg: DiscriminatorConfig, clip: float, difference: bool = False) -> None:
@@ -75,9 +75,9 @@ class Discriminator(nn.Module):
     def with_gradient(
         self, x: Float[Tensor, "batch size"], since: int
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "rest size"]]:
-        """Return scores, and feature gradients of rows from `since` on.
+        """Return the scores of all rows, and their gradients with respect to the features of rows from `since` on.
 
-        The chain rule is written out: no kernel needs a second derivative, and torch.compile works.
+        The chain rule is written out, so no kernel needs a second derivative, and torch.compile works.
         """
         values = []
         for layer in self.layers:
@@ -94,7 +94,7 @@ class FeatureReplay(nn.Module):
     """Ring buffer of features from earlier rollouts."""
 
     rows: Tensor
-    valid: Tensor  # whether a row counts: its env had not diverged
+    valid: Tensor  # False for rows of diverged envs
     filled: Tensor  # rows written so far, int64 []
     _place: Tensor
 
@@ -167,7 +167,7 @@ class Style(Extension):
         self._kept = min(cfg.discriminator.replay, max(1, round(cfg.discriminator.replay_share * samples)))
         self._draws = make_generator(device, seed + 3)
         self.optimizer = MaskedAdamW([*self.discriminator.parameters()], cfg.discriminator.learning_rate)
-        self._reward = torch.zeros((), device=device)  # mean of the last rollout
+        self._reward = torch.zeros((), device=device)  # mean style reward of the last rollout
         self._valid = torch.zeros(samples, dtype=torch.bool, device=device)
         self._loss = self._discriminator_loss
         if context.compile:

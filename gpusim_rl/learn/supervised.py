@@ -69,7 +69,7 @@ class BC(OnPolicy):
         return self.cfg.gradient_steps
 
     def _load(self, env: EnvSpec) -> tuple[Sequences, Sequences | None, str]:
-        """Read and split the file, set the observation statistics; return its digest too."""
+        """Read and split the demonstrations, set the observation statistics; return both parts and the digest."""
         key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
             hint = f"Try {key}=<file.npz> from tools/collect.py"
@@ -78,7 +78,7 @@ class BC(OnPolicy):
             shown, digest = demonstrations.load(file, env, ["policy"])
         except ConfigError as error:
             raise error.within(key) from None
-        episode = np.cumsum(shown.ends) - shown.ends  # of each control step
+        episode = np.cumsum(shown.ends) - shown.ends  # episode index of each control step
         whole = np.floor(np.arange(shown.episodes + 1) * self.cfg.demonstrations.held_out)
         held = (np.diff(whole) > 0)[episode]
         steps, held_steps = (np.flatnonzero(where & ~shown.diverged) for where in (~held, held))
@@ -128,11 +128,11 @@ class BC(OnPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if state["demonstrations"] != self._digest:
-            warn("the demonstrations differ from those before the resume")
+            warn("the demonstrations differ from the checkpoint's")
 
 
 class Distill(OnPolicy):
-    """Policy distillation: regression of a teacher's mean actions in the student's states.
+    """Policy distillation: regression on a teacher's mean actions in the student's states.
 
     The student acts, the teacher labels (DAgger, Ross et al. 2011, arXiv 1011.0686, with beta = 0; Rusu et al. 2016,
     arXiv 1511.06295). Gradients pass through `sequence_length` control steps. A minibatch mixes all times of the

@@ -36,13 +36,13 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     if theirs != ours:
         problem = f"the policy observes {theirs} numbers, but group {group!r} of this task has {ours}"
-        hint = "Try its task, with task.observations as in its config.yaml; teacher-only parts need used=false"
+        hint = "Try that run's task, with task.observations from its config.yaml; teacher-only terms need used=false"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     return trained
 
 
 class Labels:
-    """Most likely actions of a teacher in the student's envs, clamped, [T, N, actions].
+    """Most likely actions of a teacher in the student's envs, clamped to the action limit, [T, N, actions].
 
     Raises:
         ConfigError: The run does not exist, is not trusted, or does not match the envs.
@@ -113,7 +113,7 @@ class Teacher(Extension):
         return reward
 
     def losses(self, evaluate: Evaluate, minibatch: Minibatch) -> Evaluated:
-        """Add the squared distance between mean actions."""
+        """Add the squared distance between the mean actions of student and teacher."""
         terms, now = evaluate(minibatch)
         distance = squared_distance(now.distribution.mode, minibatch.inputs[LABEL])
         return {**terms, IMITATION: distance.mean(dim=-1)}, now
@@ -125,7 +125,7 @@ class Teacher(Extension):
         return {"teacher": f"{cfg.run}, observes {self.labels.group}, weight {cfg.weight:g}{schedule}"}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return schedule progress, and the teacher's unfinished episodes."""
+        """Return schedule progress, and the teacher's state in unfinished episodes."""
         return {"steps": self._steps.clone(), "episodes": self.labels.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

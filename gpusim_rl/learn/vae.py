@@ -11,7 +11,7 @@ from gpusim_rl.settings.schema import EncoderConfig
 from gpusim_rl.spaces import ImageShape
 
 DEVIATION = 0.1
-"""Standard deviation of a reconstructed pixel, brightness 0 to 1. Larger values lose small moving objects."""
+"""Standard deviation of a reconstructed pixel, with brightness in [0, 1]. Larger values lose small moving objects."""
 NARROW = -4.0
 """Initial log-variance of the latents, small so that the decoder uses them."""
 HALVINGS = 3

@@ -285,8 +285,8 @@ def test_demonstrations_of_another_env_are_rejected(file: Path) -> None:
         (replace(SPEC, dt=0.05), "0.05", SPEC.dt),
         (replace(SPEC, obs_sizes={"policy": 5}), "5", 4),
         (replace(SPEC, obs_names=names), "pole_vel[0]", "cart_vel[0]"),
-        (replace(SPEC, action_space=Box(2)), "2 numbers", "1 numbers"),
-        (replace(SPEC, action_space=MultiDiscrete((3,))), "1 choices", "1 numbers"),
+        (replace(SPEC, action_space=Box(2)), "2 continuous", "1 continuous"),
+        (replace(SPEC, action_space=MultiDiscrete((3,))), "1 discrete", "1 continuous"),
     ):
         with raises(ConfigError, key=str(file), expected=expected, got=got):
             load(str(file), spec, ["policy"])
