@@ -35,7 +35,7 @@ from gpusim_rl.testing.sync_counter import SyncCounter
 
 
 class Training:
-    """Training loop over random envs, like the trainer's; `mode`: what graphs capture."""
+    """Training loop over random envs, like the trainer's; `mode`: part that graphs capture."""
 
     def __init__(self, algorithm: Algorithm, env: RandomEnv, mode: str = "off") -> None:
         self.algorithm, self.env, self.obs, cpu = algorithm, env, env.reset(), torch.device("cpu")
@@ -115,7 +115,7 @@ class AlgorithmConformance:
         return make_algorithm(cls, cfg, env, self.action_space, LearnerContext(section)), env
 
     def training(self, name: str, mode: str = "off", device: str = "cpu") -> Training:
-        """Return a new training."""
+        """Build a training loop."""
         torch.manual_seed(0)
         return Training(*self.make_algorithm(name, device), mode)
 

@@ -58,7 +58,7 @@ class TaskConformance:
         config_dir: Folder with `task/<Name>.yaml`, as for `-cd`; None for the installed tasks.
         tasks: Names to check; None for all.
         simulators: Simulators on which every task must train.
-        touching: Tasks that may start beyond joint limits or in contact.
+        touching: Tasks whose initial states may exceed joint limits or penetrate.
         constant: Observation terms that may be constant, by task.
         max_steps: Control steps within which every observed value must change.
     """
@@ -110,7 +110,7 @@ class TaskConformance:
         return env
 
     def make_trainer(self, name: str, folder: Path, **overrides: Any) -> Trainer:
-        """Build a small training on the CPU with runs in `folder`."""
+        """Build a trainer for a small run in `folder`, on the CPU."""
         small = {"device": "cpu", "num_envs": NUM, "max_iterations": 2, "ppo": SMALL_PPO}
         settings = merged(small, {"log": {"dir": str(folder), "console": "quiet"}}, overrides)
         return make_trainer(prepare(name, config_dir=self.config_dir, **settings))
@@ -208,7 +208,7 @@ class TaskConformance:
                 starts.append(joined(step.obs))
         assert len(starts) >= 3
         envs = torch.cat(starts)
-        assert len(envs.unique(dim=0)) == len(envs), "two episodes have the same start"
+        assert len(envs.unique(dim=0)) == len(envs), "two episodes have the same initial state"
 
     def test_start_states_do_not_penetrate_or_exceed_joint_limits(self, name: str) -> None:
         if name in self.touching:
@@ -254,7 +254,7 @@ class TaskConformance:
             step = env.step(action)
             names.add(tuple(step.terms))
             torch.testing.assert_close(step.reward, torch.stack(list(step.terms.values())).sum(dim=0))
-        assert len(names) == 1, "names change between steps"
+        assert len(names) == 1, "term names change between steps"
         (terms,) = names
         assert all(re.fullmatch(r"[a-z][a-z0-9_]*", term) for term in terms), terms
 
@@ -305,7 +305,7 @@ class TaskConformance:
             env.step(action)
         moved = {path: value.data_ptr() for path, value in kept_tensors(vars(env.task))}
         assert moved == tensors, "replaced instead of written in place"
-        # frozen by a CUDA graph, and missing in checkpoints
+        # a CUDA graph would freeze it, and checkpoints lack it
         assert unsaved(env.task) == others, "changes between steps, but is not a tensor of the task"
 
     def test_restored_env_continues_bit_identically(self, name: str) -> None:
@@ -411,7 +411,7 @@ def _entries(config_dir: str | Path | None) -> dict[str, discover.TaskEntry]:
 
 @functools.cache
 def _composed(name: str | None, config_dir: str | Path | None) -> dict[str, Any]:
-    """Return composed settings, cached and read-only: composing dominates short checks."""
+    """Return composed settings, cached and read-only, since composing takes most of a short check's time."""
     return compose(["~task" if name is None else f"task={name}", f"recipe={discover.FULL}"], config_dir)
 
 
@@ -427,7 +427,7 @@ def _scene(task_class: type[Task[Any]], cfg: Any) -> Scene:
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
-    """Yield actions: half of the envs jitter, the others hold; some exceed the limits."""
+    """Yield actions: new every step in half of the envs, held for 20 steps elsewhere; some exceed the limits."""
     random = torch.Generator().manual_seed(seed)
     held = torch.zeros(env.num_envs, env.num_actions)
     for step in range(steps):

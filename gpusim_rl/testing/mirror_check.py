@@ -1,4 +1,4 @@
-"""Check of mirror images by simulating the mirrored state and action."""
+"""Check of a task's mirror image, by simulating mirrored states and actions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gpusim_rl.sim.mirror_image import PSEUDOVECTOR, QUATERNION, VECTOR, MirrorI
 from gpusim_rl.spaces import SignedPermutation
 
 WRONG = 0.5
-"""Relative difference above which a kind or sign is wrong."""
-LEAST = 1e-5  # smallest change of a term that can be compared
+"""Relative difference above which a term's mirror kind or sign counts as wrong."""
+LEAST = 1e-5  # smallest variation at which a term is compared
 
 
 def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
@@ -23,10 +23,10 @@ def image_of(values: Tensor, swap: SignedPermutation) -> Tensor:
 
 
 def differences_by_term(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> dict[str, float | None]:
-    """Step random states in the air and their mirror images; return how observations differ.
+    """Step random states in the air and their mirror images; return the difference of each observation term.
 
     `env` must be reset, without noise, delay and history. Differences by `<group>/<term>` are relative to the values'
-    variation; None if they do not vary, like terms of the task's own tensors (a command). Raises TaskError without a
+    variation; None for terms that do not vary, such as a command held by the task. Raises TaskError if the task has no
     mirror image.
     """
     maps, _ = mirrored(env)
@@ -70,7 +70,7 @@ def differences_by_term(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
 
 
 def _difference(expected: Tensor, got: Tensor) -> float | None:
-    """Return the largest relative difference; None if all envs are alike."""
+    """Return the largest relative difference; None if the values are the same in all envs."""
     if float((expected - expected[:1]).abs().max()) < LEAST:
         return None
     sizes = (expected - expected.mean(dim=0)).abs().amax(dim=0)

@@ -29,7 +29,7 @@ class RandomStep:
 
 
 class RandomEnv:
-    """Envs with random observations and rewards; `ends` are fractions of steps that terminate, truncate and diverge."""
+    """Envs with random observations and rewards; `ends`: fractions of steps that terminate, truncate and diverge."""
 
     def __init__(
         self,

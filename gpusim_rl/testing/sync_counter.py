@@ -1,4 +1,4 @@
-"""Counter of host syncs and host-device copies, by inspecting every torch operator, also on the CPU."""
+"""Counter of host syncs and host-device copies; inspects every torch operator, also on the CPU."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class Work:
     to_device: CopyTotals = field(default_factory=CopyTotals)
     to_host: CopyTotals = field(default_factory=CopyTotals)
     syncs: Counter[str] = field(default_factory=Counter)  # by kind
-    operators: int = 0  # of torch, without views
-    launches: int = 0  # a graph of a thousand kernels counts as one
+    operators: int = 0  # torch operators, without views
+    launches: int = 0  # of kernels and graphs; a graph of 1000 kernels counts as one
     kernels: int = 0
     wall_s: float = 0.0  # on the device's clock
-    busy_s: float = 0.0  # lower bound: of a loop in a graph (Warp's solvers) only the first round is recorded
-    occupied_s: float = 0.0  # upper bound: all time from the first to the last record of a graph's launch
+    busy_s: float = 0.0  # lower bound: of loops in a graph (Warp's solvers), only the first iteration is recorded
+    occupied_s: float = 0.0  # upper bound: each graph launch counts from its first to its last record
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """Line of code that waits or copies."""
+    """Line of code that syncs or copies."""
 
     phase: str
     what: str  # operator, call or kind of copy
@@ -81,7 +81,7 @@ class SyncCounter(TorchDispatchMode):
             algorithm.update()
         assert syncs.total == 0, syncs.locations
 
-    Work inside one operator (fused Adam) is invisible. `library`: package whose own lines are reported.
+    Work inside one operator (fused Adam) is invisible. `library`: package to report source lines of.
     """
 
     def __init__(self, library: str | None = None) -> None:
