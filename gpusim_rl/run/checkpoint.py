@@ -30,7 +30,7 @@ from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
 SAVE_INTERVAL_S = 60.0  # maximum age of last.pt within the budget `SAVE_SHARE`
-SAVE_SHARE = 0.05  # share of time for writing checkpoints; on a slow disk, a kill loses up to 20 write durations
+SAVE_SHARE = 0.05  # maximum share of time spent on checkpoints; on a slow disk, a kill loses up to 20 write durations
 BEST_INTERVAL_S = 10.0  # minimum time between writes of best.pt: early on, returns keep improving
 
 Types = Mapping[str, tuple[type, ...]]  # accepted types by key; integers are non-negative, floats finite, lists of str
@@ -44,7 +44,7 @@ TRAINING: Types = {
     "torch_rng": (Tensor,),
     "actor_columns": (int, type(None)),
 }
-"""Content of a checkpoint: `Trainer.state_dict` and `Logger.state_dict`."""
+"""Types of the entries of a training checkpoint (`Trainer.state_dict` and `Logger.state_dict`)."""
 DIVERGENCE: Types = {
     **{key: TRAINING[key] for key in ("task", "config", "sim", "iteration")},
     "env": (int,),
@@ -52,14 +52,14 @@ DIVERGENCE: Types = {
     "state": (dict,),
     "action": (Tensor,),
 }
-"""Content of `diverged.pt` that a replay reads."""
+"""Types of the entries of `diverged.pt` that a replay reads."""
 Warn = Callable[[str], None]  # shows a warning
-REPLAY = ("replay", "priorities")  # entries of an algorithm's state that belong to the envs that recorded them
-EPISODES = "episodes"  # entry of an algorithm's state that belongs to the running episodes
+REPLAY = ("replay", "priorities")  # entries of an algorithm's state that are valid only for the envs that recorded them
+EPISODES = "episodes"  # entry of an algorithm's state that is valid only for the episodes in progress
 
 
 def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
-    """Read the checkpoint that a run continues from, with its digest; raise ConfigError if task or networks differ."""
+    """Load a run's checkpoint and digest, or (None, None); raise ConfigError if task, algorithm or networks differ."""
     if spec.checkpoint is None:
         if spec.cfg.test:
             raise ConfigError("needs a checkpoint", key="test=true", hint="Try checkpoint=<run folder or .pt file>")
@@ -93,14 +93,14 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:
-    """Return this process's state, and whether the number of processes has changed (then new episodes begin)."""
+    """Return this rank's state, and whether the number of processes has changed, in which case new episodes begin."""
     processes = state.get("processes", {})
     before, now = max(1, len(processes)), collective.size
     if now == before:
         return state | processes.get(collective.rank, {}), False
     if collective.rank == 0:
-        change = f"{before} process{'es' if before > 1 else ''} before, and has {now} now"
-        warn(f"the run had {change}: starting new episodes, and refilling the replay memory, if any")
+        change = f"{before} process{'es' if before > 1 else ''} before and has {now} now"
+        warn(f"the run had {change}: starting new episodes and refilling the replay memory, if any")
     return state | {"algorithm": clear_entries(state["algorithm"], *REPLAY)}, True
 
 
@@ -109,12 +109,12 @@ def check_spaces(state: Mapping[str, Any], env: Environment) -> None:
     spaces = {"obs_sizes": dict(env.obs_sizes), "images": dict(env.images), "num_actions": env.num_actions}
     for key, now in spaces.items():
         if (saved := state.get(key, {})) != now:
-            hint = "Try the task version that it was trained with (see git.diff and env.json of the run)"
+            hint = "Try the task version used in training (see the run's git.diff and env.json)"
             raise ValueError(f"{key} is {now}, but the checkpoint has {saved}. {hint}")
 
 
 def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -> dict[str, Any]:
-    """Return an untrusted training checkpoint; raise ConfigError unless keys, types and policy are valid."""
+    """Validate an untrusted training checkpoint and return it; raise ConfigError for invalid keys, types or policy."""
     check_types(state, TRAINING, needed, f"{file} is not a training checkpoint")
     for name, value in state.get("policy", {}).items():
         if isinstance(value, Tensor) and not value.isfinite().all():
@@ -124,7 +124,7 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
 
 
 def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str], problem: str) -> None:
-    """Raise ConfigError, beginning with `problem`, for a missing or invalid key of an untrusted file."""
+    """Raise ConfigError, with `problem` as its key, for a missing or invalid entry of an untrusted file."""
     if missing := set(needed) - state.keys():
         raise ConfigError(f"missing {', '.join(sorted(missing))}", key=problem)
     for key in types.keys() & state.keys():
@@ -145,13 +145,13 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
 
 
 def clear_entries(algorithm: Mapping[str, Any], *entries: str) -> dict[str, Any]:
-    """Return an algorithm's state with these entries reset to None."""
+    """Return an algorithm's state with the given entries set to None."""
     return {name: None if name in entries else value for name, value in algorithm.items()}
 
 
 @contextmanager
 def must_fit(file: Path, target: str) -> Iterator[None]:
-    """Convert errors from loading a mismatched state into `target` to ConfigError."""
+    """Convert errors from loading a checkpoint that does not match `target` (a description) to ConfigError."""
     try:
         yield
     except ConfigError:
@@ -162,9 +162,9 @@ def must_fit(file: Path, target: str) -> Iterator[None]:
 
 
 class Checkpoints:
-    """Checkpoint files of a training: last.pt, best.pt, numbered files, and evaluated.pt during an evaluation.
+    """Checkpoint files of a training run: last.pt, best.pt, numbered files, and evaluated.pt during an evaluation.
 
-    An iteration is serialised once; other files are copies, not links, so that disk damage to one spares them.
+    An iteration is serialised once; other files are copies, not links, so that damage to one does not affect the rest.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Checkpoints:
         self._saved_at, self._numbered_due = time.perf_counter(), False
         share = SAVE_SHARE / (2 if cfg.eval.interval else 1)
         self.budget, self.budget_evaluated = TimeShare(share), TimeShare(share)
-        self._reported_s: dict[str, float] = {}  # reported time between two checkpoints
+        self._reported_s: dict[str, float] = {}  # last reported interval between writes, by kind of checkpoint
         self.saved = saved if self.last.exists() else None  # iteration of last.pt
         # None until best.pt exists. Until then, the newest policy counts as best: its mean covers the most episodes.
         self._best_return = best if self._best.exists() else None
@@ -199,11 +199,11 @@ class Checkpoints:
         return iteration == self._cfg.max_iterations or affordable
 
     def may_evaluate(self) -> bool:
-        """Return whether the time budget allows a checkpoint for evaluation."""
+        """Return whether the time budget allows writing a checkpoint for evaluation."""
         return self._affordable(self.budget_evaluated, "a checkpoint for evaluation")
 
     def _affordable(self, budget: TimeShare, name: str) -> bool:
-        """Return whether the budget allows a write; report a longer interval once."""
+        """Return whether the budget allows a write; warn if the interval between writes has more than doubled."""
         between_s = budget.cost_s / budget.share
         if budget.allows:
             return True
@@ -235,7 +235,7 @@ class Checkpoints:
         self._saved_at = time.perf_counter()
 
     def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:
-        """Write the checkpoint of a policy to evaluate; return None if that fails."""
+        """Write a checkpoint for evaluation; return its path, or None if the write fails."""
         try:
             with self.budget_evaluated.spending():
                 save(self._evaluated, state)
@@ -257,7 +257,7 @@ class Checkpoints:
             self._warn(f"cannot write best.pt ({error})")
 
     def stop_evaluations(self) -> bool:
-        """Select best.pt by training returns again if no evaluation has finished; return whether best.pt is kept."""
+        """Fall back to training returns for best.pt unless an evaluation has finished; return True if one has."""
         self._evaluations_decide = self._best_return is not None
         return self._evaluations_decide
 
@@ -270,7 +270,7 @@ class Checkpoints:
     def _save_numbered(self, iteration: int) -> None:
         self._copy_last(self._folder / f"{iteration:06d}.pt")
         numbers = [int(file.stem) for file in self._folder.glob("*.pt") if re.fullmatch(r"\d{6,}", file.stem)]
-        older = sorted(number for number in numbers if number <= iteration)  # later ones are from before a reset
+        older = sorted(number for number in numbers if number <= iteration)  # higher ones predate a rollback
         for number in older[: -self._cfg.log.keep] if self._cfg.log.keep else []:
             (self._folder / f"{number:06d}.pt").unlink(missing_ok=True)
 

@@ -28,11 +28,11 @@ Pause = Callable[[str], None]  # callback between steps, with a progress text; i
 
 
 def ignore_pause(done: str) -> None:
-    """Do nothing."""
+    """Do nothing (default `Pause`)."""
 
 
 class Collector:
-    """Rollout collection and algorithm updates; `obs` are the next observations, [num_envs, size] each."""
+    """Runner of rollouts and updates; `obs` are the current observations by group, [num_envs, size] each."""
 
     num_actors = 0  # processes that step envs for this learner; 0 if it steps its own
 
@@ -55,7 +55,7 @@ class Collector:
         self._unsaved = [unsaved(owner) for owner in env.stateful]
 
     def collect(self, pause: Pause = ignore_pause) -> None:
-        """Act for `horizon` control steps; `pause` is called after each step outside a graph."""
+        """Collect `horizon` control steps; call `pause` after each step, unless a CUDA graph replays the rollout."""
         timed = self.timer("rollout") if self.graphs.whole_rollout else nullcontext()
         limited = limit_torch_threads(self._cfg.num_envs, self.device, ROWS_PER_THREAD)
         with self._devices_checked(), timed, limited:
@@ -90,7 +90,7 @@ class Collector:
             changed = [name for name, value in now.items() if before.setdefault(name, value) != value]
             if changed:
                 names = ", ".join(sorted(f"{type(owner).__name__}.{name}" for name in changed)[:4])
-                text = "%s changes, but checkpoints do not include it. Try a task tensor, written in place"
+                text = "%s changes, but checkpoints do not include it. Try a tensor attribute, written in place"
                 logger.warning(text, names)
                 self._unsaved = []
 
@@ -99,7 +99,7 @@ class Collector:
         algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:
             if algorithm.get("replay") is not None:
-                warn("transitions now come from other envs: the replay memory is refilled")
+                warn("transitions now come from different envs: the replay memory is refilled")
             algorithm = clear_entries(algorithm, *REPLAY, EPISODES)
         if not same_envs:
             algorithm = clear_entries(algorithm, EPISODES)
@@ -121,7 +121,7 @@ class Collector:
 
     @property
     def _actor_columns(self) -> int | None:
-        """Total envs of the actors, or None without actors."""
+        """Total number of envs of all actors, or None without actors."""
         return self.env.num_envs if self.num_actors else None
 
     def _copy_obs(self, obs: Mapping[str, Tensor]) -> None:
@@ -147,7 +147,7 @@ class Collector:
             self.metrics.end_rollout()
 
     def _control_steps(self) -> Iterator[Step]:
-        """Yield the recorded control steps of a rollout."""
+        """Run the control steps of a rollout; yield each after recording it."""
         for _ in range(self.algorithm.horizon):
             action, step = self.graphs.run("step", self.control_step)
             with self.timer("policy"):
@@ -156,7 +156,7 @@ class Collector:
             yield step
 
     def control_step(self) -> tuple[Tensor, Step]:
-        """Act once in all envs; return actions and step on the learner's device, unrecorded."""
+        """Act and step all envs once, without recording; return actions and step on the learner's device."""
         with self.timer("policy"):
             action = self.algorithm.act(self.obs)
             if self._cfg.debug.check_device:

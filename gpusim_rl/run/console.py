@@ -62,14 +62,14 @@ LINE_NUMBERS = {  # the same for plain lines
     "value loss": "loss/value",
     "lr": "policy/learning_rate",
 }
-# Groups of numbers that do not come from the algorithm.
+# Prefixes of metrics that do not come from the algorithm.
 GENERAL = ("episode", "eval", "speed", "time", "system", "task", "sim", "reward", "actors", "iteration", "env_steps")
 
 
 class Console:
-    """Display on stdout, with warnings of `plain` and `quiet` on stderr; text is also appended to the file `log`.
+    """Display on stdout; in modes `plain` and `quiet`, warnings go to stderr. Text is also appended to the file `log`.
 
-    Modes are those of `log.console` (docs/outputs.md); `plain` shows at most one row per `min_interval_s` seconds.
+    Modes: values of `log.console` (docs/outputs.md). `plain` shows at most one row per `min_interval_s` seconds.
     """
 
     def __init__(self, mode: str, total_iterations: int, log: Path | None, *, min_interval_s: float = 2.0) -> None:
@@ -93,7 +93,7 @@ class Console:
         self._notices: list[str] = []  # deferred
 
     def start(self, banner: Sequence[tuple[str, str]], title: str = "training") -> None:
-        """Show the banner (labels and texts, at most 12 lines), then the panel with this title."""
+        """Show the banner (at most 12 labelled lines), then the panel with this title."""
         self._title = on_one_line(title)
         indent = max((len(label) for label, _ in banner), default=0) + GAP
         lines = [f"{label:<{indent}}{text}" for label, text in banner]
@@ -136,7 +136,7 @@ class Console:
             self.info(text)
 
     def info(self, *lines: str) -> None:
-        """Show lines."""
+        """Show lines of text."""
         self._say("info", *lines)
 
     def warn(self, text: str) -> None:
@@ -150,7 +150,7 @@ class Console:
             self._show_notices()
 
     def result(self, result: Mapping[str, float | str]) -> None:
-        """Show the result of an evaluation: one JSON object in `json`, else a line per number."""
+        """Show the result of an evaluation: one JSON object in mode `json`, otherwise one line per number."""
         if self.mode == "json":
             self._write_json({"event": "evaluation", **finite(result)})
             return
@@ -175,7 +175,7 @@ class Console:
                 self._live.stop()
                 self._live = None
                 if not self._rich.is_terminal:
-                    self._rich.line()  # rich does not end the last line there
+                    self._rich.line()  # rich leaves the last line unterminated there
 
     def _show_line(self) -> None:
         self._line_shown = True
@@ -186,7 +186,7 @@ class Console:
             self._write(self._out, on_one_line(line))
 
     def _say(self, event: str, *lines: str, data: Mapping[str, object] | None = None, hang: int = 0) -> None:
-        """Show lines; on a terminal, `hang` wraps them at words with a hanging indent of as many columns."""
+        """Show lines; on a terminal, a nonzero `hang` wraps them at words, with that hanging indent."""
         texts = list(map(on_one_line, lines))  # names and settings may be untrusted
         self.note(*lines)
         if self.mode == "json":
@@ -237,7 +237,7 @@ class Console:
             self._say("notice", text)
 
     def note(self, *lines: str) -> None:
-        """Append to train.log only; report a failed write once."""
+        """Append lines to train.log only; warn about the first failed write."""
         if self._log is None:
             return
         try:
@@ -251,7 +251,7 @@ class Console:
 
     @property
     def _eta(self) -> str:
-        """Time to the last iteration, at the pace since the second row: the first rows include warm-up."""
+        """Estimated remaining time, at the pace since the second row: the first rows include warm-up."""
         if len(self._pace) < 3:
             return UNKNOWN
         _, (first, first_s), (now, now_s) = self._pace
@@ -335,7 +335,7 @@ class _Stream:
         self._stream = stream  # None in a daemon
         self.encoding = getattr(stream, "encoding", None) or "utf-8"
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # characters that the terminal lacks
+            stream.reconfigure(errors="replace")  # for characters that the terminal cannot encode
 
     def write(self, text: str) -> int:
         self._try("write", text)
@@ -370,7 +370,7 @@ class _Stream:
 
 
 def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return labels and names to show; the algorithm's own numbers replace standard ones that it lacks."""
+    """Return (label, metric) pairs to show; the algorithm's own metrics fill in for missing standard ones."""
     known = [(label, name) for label, name in usual.items() if name in row or not row]
     others = [name for name in row if name.partition("/")[0] not in GENERAL and name not in usual.values()]
     others.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # after the algorithm's specific ones

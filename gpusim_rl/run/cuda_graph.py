@@ -53,7 +53,7 @@ class NotCapturableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """Mode of the CUDA graphs and its reason."""
+    """Mode of the CUDA graphs, and the reason."""
 
     mode: str
     reason: str
@@ -71,7 +71,7 @@ def choose_graph(
     check_task: bool,
     library: str | None = None,
 ) -> GraphChoice:
-    """Choose the mode for the setting `graph`; another `library` may capture its own graphs on this device."""
+    """Choose the mode for the setting `graph`; `library` names another library that steps the envs, if any."""
     many = f"auto: more than {MOST_PHYSICS_STEPS} physics evaluations per rollout"
     rules = (
         (wanted == "off", "off", "as configured"),
@@ -97,7 +97,7 @@ class Graphs:
     the step in pieces (torch's and the simulator's graphs alternate: torch's contain no Warp loops), then to eager.
 
     A graph registers only the `generators` that its warm-up used: torch launches two kernels for each before a replay.
-    Sums over processes run between pieces of the update: in a graph, NCCL is version-dependent and hangs on failure.
+    All-reduces run between pieces of the update: in a graph, NCCL is version-dependent and hangs on failure.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Graphs:
 
     @property
     def whole_rollout(self) -> bool:
-        """True if the phases of a control step are, or will be, hidden in a graph."""
+        """True if control steps run, or will run, inside a graph, where phases cannot be timed."""
         return not {"rollout", "step", "split"}.isdisjoint(self._segments)
 
     @contextmanager
@@ -147,7 +147,7 @@ class Graphs:
         if segment not in self._segments or self._capturing:
             return body()
         if self._stream is not None and torch.cuda.current_stream(self._device) != self._stream:
-            raise RuntimeError("Graphs.run() outside Graphs.stream()")
+            raise RuntimeError("Graphs.run() must be called within Graphs.stream()")
         if segment not in self._captured:
             calls = self._calls[segment] = self._calls.get(segment, 0) + 1
             if calls <= WARM_UP:
@@ -182,7 +182,7 @@ class Graphs:
 
         self._registered = self._drawn.get(segment, self._generators)
         collecting = gc.isenabled()
-        gc.disable()  # destroying a Warp graph during a capture breaks it
+        gc.disable()  # destroying a Warp graph during a capture breaks the capture
         self._capturing = True
         try:
             if segment == "split":
@@ -242,8 +242,8 @@ class Graphs:
             raise
 
     def _free_generators(self) -> None:
-        # Generators too, torch's default one included, stay in capture mode until a capture with them succeeds. A new
-        # state would not help: existing graphs use the old one.
+        # After a failed capture, generators (and torch's default one) stay in capture mode until a capture with them
+        # succeeds. Assigning a new state would not help: existing graphs use the old one.
         with suppress(RuntimeError):
             self._capture("all", lambda: torch.zeros((), device=self._device))
 
@@ -298,7 +298,7 @@ def _attributes(stateful: object) -> dict[str, Any]:
 
 @contextmanager
 def in_place(objects: Sequence[object]) -> Iterator[None]:
-    """Copy tensors that the block reassigns to attributes to their old addresses; restore attributes on failure."""
+    """Copy tensor attributes that the block reassigns to their old addresses; restore all attributes on failure."""
     before = [dict(_attributes(stateful)) for stateful in objects]
     try:
         yield

@@ -42,7 +42,7 @@ def find_device(name: str, key: str) -> torch.device:
     kind, _, number = name.partition(":")
     if kind == "cuda":
         count = torch.cuda.device_count()
-        index = int(number) if number else torch.cuda.current_device() if count else 0  # torch.device limits numbers
+        index = int(number) if number else torch.cuda.current_device() if count else 0  # torch.device wraps at 128
         if index >= count:
             problem = f"this machine has {count or 'no'} CUDA device{'s' * (count > 1)}"
             raise ConfigError(problem, key=f"{key}={name}", hint=f"Try {key}={'cuda:0' if count else 'cpu'}")

@@ -1,6 +1,6 @@
 """Evaluation process that runs during training (`eval.interval`).
 
-It reads JSON lines (settings, then checkpoint paths) and answers each path with a line of numbers, or an error.
+It reads JSON lines (settings, then checkpoint paths) and answers each path with a line of metrics, or an error.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class EvalProcess:
         return None if self.failure is not None else {"eval/iteration": iteration, **answer}
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self._child.close()
 
 
@@ -146,7 +146,7 @@ class Evaluation:
 
 
 def answers(lines: Iterable[str]) -> Iterator[str]:
-    """Yield one answer per request line from the training process."""
+    """Yield a JSON line per checkpoint request; the first line holds the settings. Stop after an error."""
     evaluation: Evaluation | None = None
     for line in lines:
         request = json.loads(line)
@@ -163,7 +163,7 @@ def answers(lines: Iterable[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Evaluate the requests on standard input."""
+    """Answer the evaluation requests on standard input."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
     source, output = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)

@@ -16,7 +16,7 @@ EVAL_LOG = "eval.log"  # output of the evaluation process, in the run folder
 
 
 class EvalSchedule:
-    """Evaluations every `eval.interval` iterations in another process; training continues if it fails."""
+    """Evaluations every `eval.interval` iterations in another process; training continues if that process fails."""
 
     def __init__(
         self, spec: RunSpec, log: Logger, iteration: int, intervals: LogIntervals, timer: PhaseTimer, stop: StopSignal
@@ -33,7 +33,7 @@ class EvalSchedule:
     ) -> None:
         """Collect a finished evaluation and begin the next one if it is due.
 
-        `state` builds the checkpoint. Unless `learning`, nothing is evaluated; `last` waits for the result.
+        `state` builds the checkpoint. No evaluation begins unless `learning`; `last` waits for the result.
         """
         self._take_result(wait=last)
         if self._process is None or not (learning and self._process.due(iteration, last=last)):
@@ -44,7 +44,7 @@ class EvalSchedule:
         with self._stop_signal.aside(), checkpoints.budget_evaluated.spending():
             checkpoint = state()
             if not all(bool(value.isfinite().all()) for value in checkpoint["policy"].values()):
-                return  # the next row or checkpoint ends the run with the reason
+                return  # the next row or checkpoint raises the error
             file = checkpoints.save_evaluated(checkpoint)
         if file is not None:
             self._process.begin(file, iteration)
@@ -75,7 +75,7 @@ class EvalSchedule:
         self._log.console.warn(f"no more evaluations ({details}); training continues without them{kept}")
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the evaluation process."""
         if self._process is not None:
             self._process.close()
             self._process = None

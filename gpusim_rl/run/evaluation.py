@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 def evaluate(
     env: Environment, policy: Policy, obs: dict[str, Tensor], episodes: int = 1
 ) -> tuple[dict[str, float], Tensor]:
-    """Run whole episodes in every env with the policy's most likely actions, starting from `obs`.
+    """Run whole episodes in every env with the policy's deterministic actions, starting from `obs`.
 
-    Return a summary (mean length in control steps; means of the task's `stats()` as `task/<name>`), and the returns,
-    shape [episodes, num_envs].
+    Return a summary (returns, mean length in control steps, number of divergences, means of the task's `stats()` as
+    `task/<name>`), and the returns, shape [episodes, num_envs].
     """
     num_envs, device = env.num_envs, next(iter(obs.values())).device
     hidden = policy.initial_state(num_envs)
@@ -75,7 +75,7 @@ def evaluate(
 
 
 def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Tensor]]:
-    """Rebuild the policy of a checkpoint and its envs, with the same training progress; also return observations."""
+    """Rebuild envs and policy of a checkpoint at its training progress; return start, envs, policy, observations."""
     start, state = begin(spec)
     assert state is not None and spec.checkpoint is not None, "begin() has read the checkpoint"
     env, obs = make_started_env(start)

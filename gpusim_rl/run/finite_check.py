@@ -18,7 +18,7 @@ from gpusim_rl.run.log_interval import LogRow
 
 FLAGS = {"check/obs": "an observation", "check/style": "an observation"}
 FLAGS |= {"check/reward": "a reward", "loss/value": "the loss"}
-PATIENCE = 3  # consecutive iterations without an update; one rollout with an absurd value costs one
+PATIENCE = 3  # iterations in a row without an update before the learner is restored; one absurd value costs one
 
 
 class FiniteCheck:
@@ -51,7 +51,7 @@ class FiniteCheck:
         else:
             cause = "actions or controls are NaN or infinite" if bad else "physics diverged"
             advice = "debug.check_task=true to name them" if bad else "a higher task.physics_hz"
-            hint = f"Try {advice}. To replay the first one: {replay}"
+            hint = f"Try {advice}. To replay the first failure: {replay}"
         problem = f"{num_envs} of {num_envs} envs failed in every step of {_when(row.iterations)}: {cause}"
         raise TaskError(problem, key=self._task_name, hint=hint)
 
@@ -75,11 +75,11 @@ class FiniteCheck:
         largest = [f"{item.name} reaches {item.value.abs().max():.3g}" for item in recorded]
         sizes = f" ({', '.join(largest)})" if largest else ""
         problem = f"no gradient was finite for {PATIENCE} or more iterations, up to {row.iterations[-1]}{sizes}"
-        hint = f"Try smaller rewards, smaller loss coefficients or a lower learning rate. To replay it: {replay}"
+        hint = f"Try smaller rewards or loss coefficients, or a lower learning rate. To replay the iteration: {replay}"
         return TaskError(problem, key=self._task_name, hint=hint)
 
     def check_policy(self, weights: Mapping[str, Tensor], iteration: int) -> None:
-        """Raise TaskError if the policy is not finite, before it is saved, since rows may be late."""
+        """Raise TaskError for non-finite policy weights; call before saving, since metrics rows may be late."""
         for name, value in weights.items():
             if not torch.isfinite(value).all():
                 raise self._error(f"the policy ({name})", range(iteration, iteration + 1))
@@ -95,14 +95,14 @@ def _when(iterations: range) -> str:
 
 
 def _recorded(algorithm: Algorithm) -> list[RecordedTensor]:
-    """Return this iteration's records in the memories of an algorithm and its extensions."""
+    """Return this iteration's observations and rewards, as stored by an algorithm and its extensions."""
     owners = algorithm, *getattr(algorithm, "extensions", {}).values()
     memories = {id(x): x for it in owners for x in (it, *attributes(it).values()) if isinstance(x, Recorder)}
     return [item for memory in memories.values() for item in memory.recorded(algorithm.horizon)]
 
 
 def _first_not_finite(recorded: Sequence[RecordedTensor]) -> str | None:
-    """Describe the first non-finite value."""
+    """Describe the first non-finite value and its index; None if all are finite."""
     for item in recorded:
         bad = ~torch.isfinite(item.value)
         if bad.any():

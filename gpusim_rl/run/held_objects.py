@@ -29,12 +29,12 @@ T = TypeVar("T")
 LIBRARIES = ("torch", "numpy", "mujoco", "mujoco_warp", "warp", "newton", "gymnasium", "envpool")
 ELSEWHERE = tuple(f"{name}." for name in (*sys.stdlib_module_names, *LIBRARIES, "gpusim_rl.sim", "gpusim_rl.run"))
 MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # of torch.nn.Module
-LARGEST_ARRAY = 64 << 20  # bytes; of a larger array, `unsaved` compares only the shape
+LARGEST_ARRAY = 64 << 20  # bytes; `unsaved` compares larger arrays by shape only
 PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float, type(None))
 
 
 def generators_of(owner: object, device: torch.device) -> list[Generator]:
-    """Return the random generators of a device that an object holds; a CUDA graph must register them."""
+    """Return an object's random generators on a device; a CUDA graph must register them."""
     return [generator for _, generator, _ in _held(owner, Generator, device) if generator.device.type == device.type]
 
 
@@ -45,7 +45,7 @@ def attributes(node: object) -> dict[str, Any]:
 
 
 def unsaved(owner: object) -> dict[str, Any]:
-    """Return state that checkpoints do not include, by path; for tensors, the version counter (no sync)."""
+    """Return fingerprints of the state that checkpoints omit, by path; for tensors, version counters (no sync)."""
     found: dict[str, Any] = {}
     own = attributes(owner)
     seen = {id(node): node for node in (owner, *(own.get(name) for name in ("cfg", "sim", "_task")))}
@@ -81,7 +81,7 @@ def unsaved(owner: object) -> dict[str, Any]:
 
 
 def check_devices(name: str, owner: object, device: torch.device) -> None:
-    """Raise ConfigError for the first tensor in `owner` on another device."""
+    """Raise ConfigError for the first tensor in `owner` on the wrong device."""
     for path, tensor, expected in _held(owner, Tensor, device):
         place = tensor.device
         if place.type != expected.type or (expected.index is not None and place.index not in (None, expected.index)):
@@ -104,11 +104,11 @@ def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) ->
 def _held(
     node: Any, kind: type[T], device: torch.device, path: str = "", seen: dict[int, object] | None = None
 ) -> Iterator[tuple[str, T, torch.device]]:
-    """Yield each object of a kind with its path and expected device: the `device` of the innermost object around it."""
+    """Yield each object of a kind with its path and expected device: the `device` of the innermost enclosing object."""
     seen = {} if seen is None else seen
     if isinstance(node, PLAIN) or id(node) in seen:
         return
-    seen[id(node)] = node  # keeps the id in use
+    seen[id(node)] = node  # keeps the object alive, so that its id stays unique
     if isinstance(node, kind):
         yield path, node, device
         return

@@ -1,4 +1,4 @@
-"""Log intervals: rows of numbers from device sums and host times."""
+"""Log intervals: rows of metrics from device sums and host times."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class LogRow:
 
 
 class LogIntervals:
-    """Log intervals of a training, from its collector's metrics and timer."""
+    """Log intervals of a training run, from its collector's metrics and timer."""
 
     def __init__(self, collector: Collector, collective: Collective = ALONE) -> None:
         self._collector, self._collective = collector, collective
         self._metrics, self._timer = collector.metrics, collector.timer
-        self._summed_s = 0.0  # time in collective sums before the interval
+        self._summed_s = 0.0  # time in all-reduces before the interval
         self._monitor: SystemMonitor | None = None
         self._start = (0, 0)  # iterations and control steps before the interval
         self._added: Row = {}
@@ -62,7 +62,7 @@ class LogIntervals:
         self._start = (iteration, env_steps)
         self._wait()
         summing_s = self._collective.summing_s
-        if summing_s is not None:  # summed over processes into their mean
+        if summing_s is not None:  # `extra` is summed over processes: divide for the mean
             seconds, self._summed_s = summing_s - self._summed_s, summing_s
             extra = {**extra, "time/sums": torch.tensor(seconds / durations.wall_s / self._collective.size)}
         return [self._row(*row) for row in self._metrics.flush(ended, extra)]
@@ -73,7 +73,7 @@ class LogIntervals:
         return [self._row(*row) for row in self._metrics.drain()]
 
     def pending(self, iteration: int) -> LogRow:
-        """Return the flags of the unfinished interval; waits for the device; all processes must call it."""
+        """Return the flags of the unfinished interval. Waits for the device; all processes must call this together."""
         own, collective = self._metrics.flags(), self._collective
         bad = [value is None or not math.isfinite(value) for value in own.values()]
         by_rank = [rank == collective.rank and any(bad) for rank in range(collective.size)]
@@ -93,7 +93,7 @@ class LogIntervals:
             self._metrics.wait()
 
     def _row(self, ended: tuple[Row, range, int, Durations], values: Row) -> LogRow:
-        """Combine the host's numbers at the end of the interval with those that have arrived from the device."""
+        """Combine host numbers and device values of an interval into a row; update the mean and best returns."""
         numbers, iterations, env_steps, durations = ended
         wall_s, phases = durations.wall_s, durations.phases()
         row: Row = numbers | {

@@ -30,7 +30,7 @@ from gpusim_rl.settings.trust import machine_overrides, untrusted_values
 from gpusim_rl.sim.buffers import enough
 
 LOGGER_KEYS = ("wandb_id", "best_evaluation")  # checkpoint entries from `Logger.state_dict`
-DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"  # dumps before the first divergence, after the last finite gradient
+DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"  # dumps: before the first divergence, after the last finite gradient
 NEARLY = 0.8  # buffer usage that triggers a warning
 
 # Warnings, each shown once
@@ -57,7 +57,7 @@ CAUSES = {  # by `cause` of the NaN guard
 class Logger:
     """Recorder of rows and warnings, silent except on rank 0.
 
-    `earlier` holds the logger's checkpoint entries if the run continues in its own folder, else nothing.
+    `earlier` holds the logger's checkpoint entries if the run continues in its own folder; otherwise it is empty.
     """
 
     def __init__(self, run: RunView, run_dir: RunDir, earlier: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class Logger:
         self.console.close()
 
     def note(self, run: RunView) -> None:
-        """Write the run's choices to env.json if they have changed."""
+        """Write the run's description to env.json, first and whenever the graph mode has changed."""
         if self._silent or self._noted == run.graph:
             return
         self._noted = run.graph
@@ -124,7 +124,7 @@ class Logger:
             self.console.warn(f"cannot write env.json ({error}); training continues")
 
     def record(self, rows: Sequence[LogRow]) -> None:
-        """Publish rows."""
+        """Write rows to all outputs; warn about skipped minibatches, full buffers, and rewards for failing early."""
         for row in rows:
             self._row = numbers = row.numbers
             self._writers.write(row.iterations[-1], numbers)
@@ -187,7 +187,7 @@ class Logger:
         return {"wandb_id": self._wandb_id, "best_evaluation": self.checkpoints.best_evaluation}
 
     def finish(self, run: RunView, *, left: bool = False) -> Row:
-        """Show commands for the run and return the last row; `left`: the next iteration was aborted."""
+        """Record the video, show next commands, return the last row; `left`: the next iteration was aborted."""
         last = self.checkpoints.saved
         newest = "there is no checkpoint" if last is None else f"the newest checkpoint is from iteration {last}"
         if left:
@@ -243,7 +243,7 @@ def open_log(run: RunView, earlier: Mapping[str, Any]) -> Iterator[Logger]:
 
 
 def command(tool: str) -> str:
-    """Return the command that starts a tool or the training from the current folder."""
+    """Return the shell command that runs a tool or `train` from the current folder."""
     if paths.checkout() is None or Path(sys.argv[0]).stem == "gpusim-rl":
         return f"gpusim-rl {tool}"
     file = paths.train_file() if tool == "train" else paths.tools_dir() / f"{tool}.py"

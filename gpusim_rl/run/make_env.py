@@ -23,12 +23,12 @@ RESUMES_APART = 7_919  # seed offset per iteration of a resumed run
 
 
 def resumed_seed(seed: int, iteration: int) -> int:
-    """Return the seed of envs that begin new episodes at an iteration: a resumed run draws new random numbers."""
+    """Return the env seed for new episodes from an iteration on: a resumed run draws new random numbers."""
     return (seed + iteration * RESUMES_APART) % 2**31
 
 
 def evaluation_seed(seed: int) -> int:
-    """Return a seed for evaluation in another library's envs, different from the training's."""
+    """Return an evaluation seed for another library's envs, different from the training seed."""
     return (seed + 2**30) % 2**31
 
 
@@ -55,7 +55,7 @@ def observed(env: Environment, spec: RunSpec, device: torch.device) -> Environme
 
 
 def make_started_env(start: RunStart) -> tuple[Environment, dict[str, Tensor]]:
-    """Make and reset the environments as the policy observes them; observations are on the learner's device."""
+    """Make, wrap and reset the environments; return them and observations on the learner's device."""
     env = observed(make_env(start), start.spec, start.device)
     with devices_checked(("the environment", env, env.device), enabled=start.cfg.debug.check_device):
         return env, {group: value.to(start.device, copy=True) for group, value in env.reset().items()}

@@ -28,7 +28,7 @@ def make_collector(start: RunStart, actor: ActorPlace | None = None) -> Collecto
 
 
 def use_cpus(start: RunStart, num_envs: int) -> None:
-    """Set torch's thread count to as many as an update over these envs can use."""
+    """Set torch's thread count to the number that an update over `num_envs` envs can use."""
     settings = start.cfg.algorithm
     use_available_cpus(declarations(type(settings)).batch_rows(settings, num_envs))
 

@@ -19,7 +19,7 @@ OPENMP = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT
 
 
 def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str, str]]:
-    """Return at most 12 labels and texts; `continues`: the run folder is from an earlier start."""
+    """Return the banner, at most 12 (label, text) pairs; `continues`: the run folder is from an earlier start."""
     start, cfg, env = run.start, run.cfg, run.env
     sizes = ", ".join(f"{name} {size}" for name, size in env.obs_sizes.items() if size)
     sizes += "".join(f", {name} {'x'.join(map(str, shape))}" for name, shape in env.images.items())
@@ -54,7 +54,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
 
 
 def _untuned(run: RunView) -> str:
-    """Name the algorithms with tuned values for this task, if this algorithm is not among them."""
+    """Return a note on algorithms with tuned values for this task; empty if this algorithm is one."""
     spec, task = run.start.spec, chosen_task(run.start.spec.overrides)
     if run.start.resumed or task is None:
         return ""

@@ -88,19 +88,19 @@ class EpisodeWindow:
 
 @dataclass(frozen=True, slots=True)
 class RolloutSums:
-    """Sums of an actor's rollout."""
+    """Summed metrics of an actor's rollout."""
 
-    episodes: list[list[float]]  # returns and lengths of finished episodes, at most a window
-    sums: dict[str, Any]  # numbers or lists of them
+    episodes: list[list[float]]  # returns and lengths of finished episodes, at most WINDOW
+    sums: dict[str, Any]  # by name: a number, or [sum, count]
     terms: dict[str, float]  # reward terms, summed over steps and envs
     steps: int
 
 
 class Metrics:
-    """Device accumulators of one row per log interval.
+    """Device accumulators for one row per log interval.
 
     On CUDA a row is copied to pinned memory and read one interval later, so the loop never waits for it. With
-    `late_names`, envs may add names at any step, and names may differ by process.
+    `late_names`, envs may add statistics at any step, and names may differ by process.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Metrics:
         self._rollout.clear()
 
     def record_step(self, step: Step) -> None:
-        """Keep one control step until `end_rollout`."""
+        """Store one control step until `end_rollout`."""
         self._term_names = list(step.terms)
         late = [name for name in step.stats if name not in self._stat_names]
         self._stat_names += late
@@ -141,7 +141,7 @@ class Metrics:
         self._rollout.append((numbers, masks))
 
     def end_rollout(self) -> None:
-        """Add the control steps since `begin_rollout`."""
+        """Add the stored control steps to the sums."""
         numbers, masks = (torch.stack(steps, dim=1) for steps in zip(*self._rollout, strict=True))
         self._rollout.clear()
         num_terms = len(self._term_names)
@@ -191,7 +191,7 @@ class Metrics:
         return taken
 
     def add(self, taken: RolloutSums) -> None:
-        """Add a rollout of equally many envs from another process, in one asynchronous copy."""
+        """Add the sums of another process's rollout of `num_envs` envs, in one asynchronous copy."""
         sums = {name: value if isinstance(value, list) else [value] for name, value in taken.sums.items()}
         returns, lengths = taken.episodes
         lists = [[*returns, *lengths], *sums.values(), [*taken.terms.values()]]
@@ -273,7 +273,7 @@ class Metrics:
         return [(host, _row(names, pinned))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return episodes, and sums of an unfinished interval."""
+        """Return the episode window and the sums of the unfinished interval."""
         return {
             "episodes": self.episodes.state_dict(),
             "sums": {name: value.clone() for name, value in self._sums.items()},
@@ -292,7 +292,7 @@ class Metrics:
 
 
 def _row(names: list[str], values: Tensor) -> Row:
-    """Convert NaN in episode and task metrics to None: no episode has ended, or no env reported a value."""
+    """Build a row; NaN in episode and task metrics (no data) becomes None."""
     return {
         name: None if name.startswith(("episode/", "task/")) and math.isnan(value) else value
         for name, value in zip(names, values.tolist(), strict=True)

@@ -3,7 +3,7 @@
 PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "actors", "update", "log")
 # `rollout`: simulate and policy in one graph; `actors`: waiting for actors' rollouts
 
-ITERATION = "iteration"  # range around all phases
+ITERATION = "iteration"  # profiler range around all phases
 OUTSIDE = "outside phases"  # part of an iteration outside all phases
 
 _REPORTED_AS = {"simulate": "rollout", "policy": "rollout", ITERATION: OUTSIDE}

@@ -13,7 +13,7 @@ from gpusim_rl.run.stop_signal import StopSignal
 
 
 class Reporter:
-    """Publisher of a training's rows; stops a training without samples to learn from."""
+    """Publisher of a training run's metrics; stops a run without valid samples."""
 
     def __init__(self, intervals: LogIntervals, task_name: str, stop_signal: StopSignal) -> None:
         self.finite_check = FiniteCheck(task_name)
@@ -23,7 +23,7 @@ class Reporter:
     def publish(self, run: RunView, log: Logger, *, drain: bool = False) -> LogRow | None:
         """Publish rows that have arrived, after ending a due log interval; `drain` instead waits for pending rows.
 
-        Return the row after which the policy has not changed for some iterations, if any.
+        Return the row that completes several iterations without a change of the policy, or None.
         """
         rows = self._intervals.drain() if drain else self._rows_of_interval(run)
         for row in rows:
@@ -46,7 +46,7 @@ class Reporter:
         if run.iteration % run.cfg.log.interval and not run.complete:
             return []
         numbers = {"sim/overflow": run.env.overflow.sum().float().to(run.start.device)}
-        for name, (room, need) in run.env.buffers.items():  # summed over processes: the mean, above 1 if one is full
+        for name, (room, need) in run.env.buffers.items():  # summed over processes: the mean, or above 1 if one is full
             share = torch.where(need > room, 1.0, 1.0 / run.start.collective.size)
             numbers[f"sim/{name}_used"] = (share * need / room).to(run.start.device)
         return self._intervals.end(run.iteration, run.env_steps, run.elapsed_s, numbers)

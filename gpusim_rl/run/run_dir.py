@@ -21,7 +21,7 @@ from gpusim_rl.run.run_spec import RunSpec
 
 ENCODER = "encoder.pt"  # copy of a frozen encoder's file
 LOCK = "lock"  # file in a run folder while a process trains there
-MAX_EARLIER = 100  # starts listed in env.json
+MAX_EARLIER = 100  # maximum number of earlier starts listed in env.json
 PER_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps for earlier starts
 
 
@@ -57,9 +57,9 @@ class RunDir:
     @classmethod
     @contextmanager
     def of(cls, spec: RunSpec, digest: str | None = None, *, trains: bool = True) -> Iterator[tuple[RunDir, bool]]:
-        """Lock a run's folder, the existing one if it continues from its last checkpoint; yield whether it existed.
+        """Lock a run's folder, reused if the run continues from last.pt; yield the folder and whether it existed.
 
-        `digest` is that of the loaded checkpoint. Unless the call `trains`, the folder keeps its settings: a smaller
+        `digest` belongs to the loaded checkpoint. Unless the run `trains`, the folder keeps its settings: a smaller
         `max_iterations` would end the next start immediately.
         """
         from gpusim_rl.files.checkpoint_file import digest_of  # torch
@@ -112,7 +112,7 @@ class RunDir:
                 free = safe_open.lock(file)
             except OSError as error:
                 free = True
-                warn(f"cannot lock {self} ({error.strerror}): do not start a second training in it")
+                warn(f"cannot lock {self} ({error.strerror}): do not start another training run in it")
             if not free:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip()
@@ -122,7 +122,7 @@ class RunDir:
             with suppress(FileNotFoundError):
                 if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                     break
-            file.close()  # its last holder has just deleted it
+            file.close()  # the previous holder has just deleted it
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         return file
@@ -132,7 +132,7 @@ class RunDir:
         return ConfigError(f"cannot write: {error.strerror}", key=str(self), hint=hint)
 
     def _branch(self, more: str = "") -> str:
-        """Return advice to continue from another checkpoint in a new folder, if there is one."""
+        """Return a hint to continue from another checkpoint in a new folder; empty without one."""
         others = sorted(path.name for path in self.checkpoints.glob("*.pt") if path.name != "last.pt")
         word = shlex.quote(f"checkpoint={self}/checkpoints/{others[-1]}") if others else ""
         return f"Try {word}{more}, which starts a new folder" if others else ""
@@ -141,7 +141,7 @@ class RunDir:
         """Record settings, machine and code of a resumed run; `earlier` in env.json lists previous starts."""
         for path in (self.config_yaml, self.overrides_yaml):
             if path.exists() and safe_open.read_intact(path) is None:
-                warn(f"{path} was modified and is replaced; {safe_open.keep_damaged(path)} is a copy")
+                warn(f"{path} was modified and is replaced; {safe_open.keep_damaged(path)} is a copy of the old file")
         try:
             before = self.environment
         except (OSError, ValueError) as error:  # edited or lost
@@ -184,7 +184,7 @@ class RunDir:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Composed config, plain values."""
+        """Composed config as plain values."""
         return safe_open.load_yaml(self.config_yaml)
 
     @property
@@ -201,14 +201,14 @@ def encoder_for(spec: RunSpec) -> str | None:
 
 
 def _name_of_task(spec: RunSpec) -> str:
-    """Return the name of the task's yaml, or of another library's env: `Pong-v5` of `ale_py:ALE/Pong-v5`."""
+    """Return the name of the task's yaml, or of another library's env: `Pong-v5` for `ale_py:ALE/Pong-v5`."""
     name = chosen_task(spec.overrides) or spec.task_class.__name__
     env_id = spec.cfg.env.id if name in ("Gymnasium", "IsaacLab", "MjLab") else None
     return re.split("[:/]", env_id)[-1] if env_id else name
 
 
 def chosen_task(overrides: Sequence[str]) -> str | None:
-    """Return the task that a command line chose, or None if it cannot name a folder."""
+    """Return the task name in overrides; None without one, or if it cannot name a folder."""
     names = [text.removeprefix("task=").rpartition("/")[2] for text in overrides if text.startswith("task=")]
     return names[-1] if names and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", names[-1]) else None
 
@@ -224,7 +224,7 @@ def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
 
 
 def _new_folder(parent: Path) -> Path:
-    """Make a folder named after the time; a second one in the same second gets -2."""
+    """Make a folder named after the time; a second folder within a second gets the suffix -2."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
         path = paths.free_name(parent / time.strftime("%Y-%m-%d_%H-%M-%S"))

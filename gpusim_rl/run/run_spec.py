@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Composed and checked run with its classes."""
+    """Validated settings of a run, with the classes that they name."""
 
     cfg: RunConfig
     task_class: type[Task[Any]] | type[Environment]  # configured by `cfg.task` or `cfg.env`

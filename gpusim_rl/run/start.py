@@ -26,7 +26,7 @@ SEEDS_APART = 1_000_003  # seed offset per process
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """Resolved decisions of a run."""
+    """Resolved checkpoint, seed, devices and simulator of a run."""
 
     spec: RunSpec
     collective: Collective

@@ -73,7 +73,7 @@ class StopSignal:
         return max(self._last_s, self._elapsed_s) > LONG_S
 
     def check(self) -> None:
-        """Raise IterationLeftError in a long iteration after a signal."""
+        """Raise IterationLeftError if a signal has arrived and the iteration is long."""
         if self.number is not None and self.long:
             raise IterationLeftError
 

@@ -14,7 +14,7 @@ import torch
 from gpusim_rl.machine.hardware import available_cpus
 
 NAMES = tuple(f"system/{name}" for name in ("cpu_percent", "memory_gb", "gpu_percent", "gpu_memory_gb", "load"))
-CHILDREN_EVERY = 10  # samples between searches for children, in which psutil reads every process of the machine
+CHILDREN_EVERY = 10  # samples between searches for child processes; each search reads all processes of the machine
 
 
 class SystemMonitor:
@@ -26,7 +26,7 @@ class SystemMonitor:
     def __init__(self, device: object, interval_s: float = 1.0) -> None:
         self._gpu = _nvml_handle(str(device)) if str(device).startswith("cuda") else None
         self._num_cpus, self._self = available_cpus(), psutil.Process()
-        self._self.cpu_percent()  # counts from here
+        self._self.cpu_percent()  # starts the measurement
         self._processes = {self._self: self._self}
         self._latest: dict[str, float | None] = dict.fromkeys(NAMES)
         self._interval_s, self._stopping = interval_s, threading.Event()
@@ -53,7 +53,7 @@ class SystemMonitor:
             self._latest = dict(zip(NAMES, numbers, strict=True))  # one assignment: readers never see a mixed sample
 
     def _read_cpu(self) -> tuple[float, float]:
-        """Return the CPU share since the last call [%] and resident memory [GB]."""
+        """Return CPU utilisation since the last call [%] and resident memory [GB]."""
         percent, memory = 0.0, 0
         for process in self._processes.values():
             with suppress(psutil.Error):  # it has ended
@@ -62,7 +62,7 @@ class SystemMonitor:
         return percent / self._num_cpus, memory / 1e9
 
     def _read_gpu(self) -> tuple[float | None, float | None]:
-        """Return busy time [%] and memory in use [GB], None if unknown."""
+        """Return GPU utilisation [%] and memory in use [GB]; None if unknown."""
         percent = memory = None
         if self._gpu is not None:
             with suppress(pynvml.NVMLError):
@@ -73,7 +73,7 @@ class SystemMonitor:
 
 
 def _nvml_handle(device: str) -> Any:
-    """Return the driver's handle by UUID: CUDA_VISIBLE_DEVICES renumbers devices for torch, but not for the driver."""
+    """Return the NVML handle by UUID: CUDA_VISIBLE_DEVICES renumbers devices for torch, but not for the driver."""
     uuid = torch.cuda.get_device_properties(device).uuid
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SAVE_ALL = "GPUSIM_RL_SAVE_ALL"  # environment variable that exempts numbered checkpoints; a search copies them
-BURST_S = 2.0  # work without waiting, for checkpoints of short runs
+SAVE_ALL = "GPUSIM_RL_SAVE_ALL"  # exempts numbered checkpoints if set in the environment; a search copies them
+BURST_S = 2.0  # initial and maximum balance, for checkpoints of short runs
 
 
 class TimeShare:

@@ -30,7 +30,7 @@ class Durations:
 
 
 class PhaseTimer:
-    """Timer of the phases of a log interval; nested phases count as the outer one.
+    """Timer of the phases of a log interval; nested phases count toward the outer one.
 
     CUDA phases are timed by events on the stream, read later. `log` is host time and overlaps with them.
     """
@@ -104,7 +104,7 @@ class PhaseTimer:
 
     def flush(self) -> Durations:
         """End an interval and begin the next, usually within `log`, whose time is split between them."""
-        now = time.perf_counter()  # for both, or the phase might be longer than its interval
+        now = time.perf_counter()  # one reading for both, or the phase might exceed its interval
         if self._inside is not None:
             self._add_host_time(now)
         durations = Durations(now - self._began, self._seconds, self._events)
@@ -114,7 +114,7 @@ class PhaseTimer:
 
 
 class _OnHost(AbstractContextManager[None]):
-    """Block timed by the host clock; a generator would cost as much as a torch operation."""
+    """Block timed by the host clock; a generator-based context manager would cost as much as a torch operation."""
 
     def __init__(self, timer: PhaseTimer, phase: str) -> None:
         self._timer, self._phase = timer, phase

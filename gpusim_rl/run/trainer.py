@@ -33,7 +33,7 @@ PER_PROCESS = ("algorithm", "env", "torch_rng", "metrics")  # per-process entrie
 
 
 class Trainer:
-    """Training of one task with one algorithm, new or from `state`. The constructor writes nothing to disk."""
+    """Training run of one task with one algorithm, new or from `state`. The constructor writes nothing to disk."""
 
     def __init__(self, start: RunStart, collector: Collector, state: Mapping[str, Any] | None = None) -> None:
         self.start, self.collector, self.cfg = start, collector, start.cfg
@@ -164,7 +164,7 @@ class Trainer:
             self._restore_learner(log, idle)
 
     def _restore_learner(self, log: Logger, row: LogRow) -> None:
-        """Restore the learner from the last checkpoint, once: normaliser statistics may not be finite."""
+        """Restore the learner from last.pt, since the normaliser may be non-finite; raise TaskError the second time."""
         if self._put_back or log.checkpoints.saved is None or self.complete:
             replay = log.dump(SKIPPED, self.state_dict())
             raise self._check.no_gradient(row, self.algorithm, replay)
@@ -179,7 +179,7 @@ class Trainer:
         log.console.warn(f"{problem}: {restored}; if it happens again, the run ends")
 
     def save(self, log: Logger, *, final: bool = False) -> None:
-        """Publish pending rows, which a resumed run cannot reproduce; save if `final` or still learning."""
+        """Publish pending rows, which a resumed run cannot reproduce; save the state if `final` or still learning."""
         self._publish(log, drain=True)
         self._check.check_row(self.intervals.pending(self.iteration), self.iteration, self.algorithm)
         if final or self._check.learning:
@@ -189,7 +189,7 @@ class Trainer:
 
     def _finish(self, log: Logger, *, left: bool) -> Row:
         self._publish(log, drain=True)
-        # After a late signal or on a full disk: all processes save, or none.
+        # A late signal or a full disk can leave this iteration unsaved: either all processes save, or none.
         [unsaved] = self.start.collective.any(not left and log.checkpoints.saved != self.iteration)
         if unsaved:
             self.save(log, final=True)
@@ -197,7 +197,7 @@ class Trainer:
 
     @property
     def stopping(self) -> bool:
-        """True if a signal has requested a stop; with several processes, as they last agreed."""
+        """True if a signal has requested a stop; with several processes, as exchanged after the last iteration."""
         return self._others_stop if self.start.collective.size > 1 else self.stop_signal.number is not None
 
     @property

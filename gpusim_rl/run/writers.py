@@ -32,11 +32,11 @@ CELL = re.compile(r"(-?([0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,4})?|inf|nan))
 
 
 class Writer(Protocol):
-    """Destination of rows."""
+    """Destination of metrics rows."""
 
     name: str  # in messages
-    failures: tuple[type[Exception], ...] = (OSError,)  # external ones, such as a full disk
-    retries: bool = False  # whether it keeps rows after a failure and retries; if not, it is dropped
+    failures: tuple[type[Exception], ...] = (OSError,)  # exceptions with external causes, such as a full disk
+    retries: bool = False  # whether the writer keeps rows after a failure and retries; if not, it is dropped
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Prepare for a run with this composed config."""
@@ -48,7 +48,7 @@ class Writer(Protocol):
         """Show a video (mp4) of the policy."""
 
     def close(self, exit_code: int) -> None:
-        """Finish, with the exit code of the process."""
+        """Close the destination, with the exit code of the process."""
 
 
 class Writers:
@@ -75,7 +75,7 @@ class Writers:
                 self._warn(f"no video in {writer.name}: {first_line(error)}")
 
     def close(self, exit_code: int) -> None:
-        """Finish all writers."""
+        """Close all writers."""
         self._each(lambda writer: writer.close(exit_code))
         for name in self._failing:
             self._warn(f"{name} is INCOMPLETE: the last rows could not be written")
@@ -121,10 +121,10 @@ class CsvContent:
 
 
 def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
-    """Read a metrics.csv up to damage or iteration `until`; raise ConfigError above `METRICS_BYTES`."""
+    """Read a metrics.csv up to the first damaged line or iteration `until`; raise ConfigError above `METRICS_BYTES`."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > METRICS_BYTES:
-            raise ConfigError(f"larger than any run writes ({METRICS_BYTES} bytes)", key=str(path))
+            raise ConfigError(f"larger than any run's metrics ({METRICS_BYTES} bytes)", key=str(path))
         header, lines, iteration, damaged = file.readline(LINE_BYTES), bytearray(), 0, None
         columns = _columns(header)
         if not columns:
@@ -170,12 +170,12 @@ class CsvWriter(Writer):
         self, path: Path, resumed_at: int = 0, *, interval: int = 1, warn: Callable[[str], None] = lambda _: None
     ) -> None:
         self._path, self._interval, self._warn = path, interval, warn
-        self._cut_at: int | None = resumed_at  # None once the file is cut
+        self._cut_at: int | None = resumed_at  # None once the file is truncated
         self._columns: list[str] = []  # as in the file
         self._waiting: list[Row] = []  # not yet in the file
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Truncate the file of a resumed run to its checkpoint."""
+        """Truncate the file of a resumed run at the checkpoint's iteration."""
         self._flush()
 
     def write(self, iteration: int, row: Row) -> None:
@@ -200,11 +200,11 @@ class CsvWriter(Writer):
         self._waiting.clear()
 
     def _cut(self, iteration: int) -> None:
-        """Drop rows after an iteration or after damage; keep a copy of the file if rows are lost."""
+        """Drop rows after an iteration or from the first damaged line; keep a copy of the file if rows are lost."""
         there = self._path.exists()
         content = read_csv(self._path, iteration) if there else CsvContent([], bytearray(), None)
         before, last = [0, 0, *(int(row[0]) for row in content.rows())][-2:]
-        lost = last <= iteration - max(self._interval, last - before)  # rows may have another `log.interval`
+        lost = last <= iteration - max(self._interval, last - before)  # rows may have a different `log.interval`
         kept = f"; {keep_damaged(self._path)} is a copy of the damaged file" if there and lost else ""
         if there:
             with replacing(self._path) as file:
@@ -264,7 +264,7 @@ class TensorboardWriter(Writer):
 
 
 class WandbWriter(Writer):
-    """Writer to Weights & Biases; it never prompts.
+    """Writer to Weights & Biases that never prompts for a login.
 
     Without an API key or an answer within INIT_TIMEOUT_S, or with WANDB_MODE=offline, data go to `<run>/wandb` for a
     later `wandb sync`. A resumed run keeps its id.
@@ -330,7 +330,7 @@ class WandbWriter(Writer):
         import wandb
 
         options: dict[str, Any] = {"init_timeout": INIT_TIMEOUT_S, "finish_timeout": FINISH_TIMEOUT_S}
-        settings = wandb.Settings(console="off", silent=True, **options)  # its console records every panel frame
+        settings = wandb.Settings(console="off", silent=True, **options)  # its console would record every panel frame
         return wandb.init(**self._arguments, config=dict(config), mode=mode, settings=settings)
 
 
@@ -353,7 +353,7 @@ def _reset_wandb() -> None:
     """Shut the client down after a failure, so that it does not fail again at exit."""
     import wandb
 
-    with suppress(Exception, SystemExit):  # it exits if its service fails
+    with suppress(Exception, SystemExit):  # wandb exits the process if its service fails
         wandb.teardown(exit_code=1)
 
 
