@@ -23,7 +23,7 @@ def check_video(path: Path, size: tuple[int, int]) -> None:
 
 
 def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:
-    """Raise ConfigError if a tool must not write to `--out`, or its name has none of these endings."""
+    """Raise ConfigError if `--out` has another ending, a missing folder, or exists without `overwrite`."""
     if out is not None and endings and out.suffix not in endings:
         raise ConfigError(key="--out", expected=f"a name ending in {' or '.join(endings)}", got=str(out))
     if out is not None and not out.parent.is_dir():

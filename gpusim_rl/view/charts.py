@@ -23,7 +23,7 @@ GROUP_COLOURS = 8
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 10, 24  # margins [px]
 SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 TIMES = {"h": 3600.0, "min": 60.0, "s": 1.0}  # [s]
-# CSS variables of a page, and the placeholder colours that matplotlib draws instead.
+# CSS variables of the report page, and the placeholder colours for them in matplotlib.
 COLOURS = ("soft", "grid", "line", "card", *(f"c{number}" for number in range(GROUP_COLOURS)))
 DRAWN = {name: f"#0000{number:02x}" for number, name in enumerate(COLOURS)}
 # Removed from matplotlib's SVG: duplicate ids, page-wide styles, invisible digits.
@@ -36,7 +36,7 @@ NOT_FOR_A_PAGE = (
 def draw_runs(
     axes: Axes, curves: Sequence[Curve], colour: str | None = None
 ) -> tuple[Line2D, np.ndarray, np.ndarray, np.ndarray]:
-    """Draw runs as thin lines with mean and standard deviation; return the mean's line, x, mean and deviation."""
+    """Plot runs as thin lines, with mean and standard deviation; return the mean's line, x, mean and deviation."""
     x, mean, std = mean_and_std(curves)
     [line] = axes.plot(x, mean, color=colour, linewidth=1.8)
     if len(curves) > 1:
@@ -49,10 +49,10 @@ def draw_runs(
 def chart(
     groups: Mapping[int, list[Curve]], *, label: str, size: tuple[int, int], time: bool = False, threshold: float | None
 ) -> str:
-    """Draw curves of runs, keyed by colour index, as an `<svg>` element; "" without data.
+    """Plot curves of runs, keyed by colour index, as an `<svg>` element; "" without data.
 
-    A bar ends a mean at its shortest run; markers end the curves of incomplete runs. `size` is [px], `label` the
-    accessible name; `time` selects time [s] instead of env steps.
+    A bar marks the end of a mean at the shortest run; markers end the curves of incomplete runs. `size` is [px],
+    `label` is the accessible name; `time` selects time [s] instead of env steps.
     """
     points = [curve for curves in groups.values() for curve in curves if len(curve.x)]
     if not points:
@@ -89,7 +89,7 @@ def short(value: float, digits: int = 6) -> str:
 
 
 def visible_range(low: float, high: float) -> tuple[float, float]:
-    """Widen a y range so narrow that rounding errors of a constant would look like a curve."""
+    """Widen a very narrow y range, in which rounding errors of a constant would look like a curve."""
     low, high = round(low, 12), round(high, 12)  # 0, not its rounding error
     size = max(abs(low), abs(high))
     margin = 0.0 if high - low > 1e-6 * size else 0.1 * size or 1.0

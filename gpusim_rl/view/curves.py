@@ -20,7 +20,7 @@ from gpusim_rl.run.writers import read_csv
 from gpusim_rl.settings.overrides import key_of, value_of
 from gpusim_rl.settings.schema import ALGORITHMS
 
-# Settings that may differ within a line: names, and settings that do not affect the expected result.
+# Settings that may differ between runs of one line: names, and settings that do not affect the expected result.
 FREE = ("seed", "experiment", "checkpoint", "test", "headless", "log", "wandb_", "debug", "max_iterations")
 POINTS = 400  # points of a mean curve
 WORDS = {
@@ -41,7 +41,7 @@ HUGE = 1e100  # too large to draw
 
 @dataclass(frozen=True)
 class Curve:
-    """One column against another, without rows where either is empty."""
+    """One column of metrics over another, without rows where either is empty."""
 
     x: np.ndarray
     y: np.ndarray
@@ -81,14 +81,14 @@ class SavedCurves:
         return self.columns.get(key, np.full(len(self.columns["iteration"]), np.nan))
 
     def curve(self, key: str, x_column: str, end: str = "complete") -> Curve:
-        """Return a column against another; empty if missing."""
+        """Return a column as a function of `x_column`; empty if either is missing."""
         x, y = self.column(x_column), self.column(key)
         known = (x >= 0) & (x < HUGE) & (np.abs(y) < HUGE)
         return Curve(x[known], y[known], end)
 
 
 def run_folders(names: Sequence[str]) -> list[Path]:
-    """Return unique run folders, skipping other files matched by `runs/Ant/*`."""
+    """Return unique run folders, skipping other matches of patterns such as `runs/Ant/*`."""
     folders: dict[Path, Path] = {}
     for name in names:
         path = Path(name)
@@ -105,7 +105,7 @@ def run_folders(names: Sequence[str]) -> list[Path]:
 
 
 def read_run(folder: Path) -> SavedCurves:
-    """Read a possibly third-party run folder, up to any damage in metrics.csv; raise ConfigError if invalid."""
+    """Read an untrusted run folder, up to the first damaged line of metrics.csv; raise ConfigError if invalid."""
     run = RunDir(folder)
     if not run.metrics_csv.is_file():
         raise ConfigError("no metrics.csv: it was deleted, or the first iteration is still running", key=str(folder))
@@ -122,7 +122,7 @@ def read_run(folder: Path) -> SavedCurves:
     if not (isinstance(target, str) and isinstance(algorithm, str) and isinstance(seed, int)):
         expected = "a seed, and the sections task and algo"
         raise ConfigError("not the settings of a run", key=str(run.config_yaml), expected=expected)
-    unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values in the task's yaml
+    unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values of other algorithms
     settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}
     cells = array("d", (float(cell) if cell else np.nan for row in content.rows() for cell in row))
     table = np.array(cells).reshape(len(content), len(content.columns)).T
@@ -152,7 +152,7 @@ def count(runs: Sequence[SavedCurves]) -> str:
 
 
 def titles(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return line titles: task, algorithm if several, and settings that differ within the task."""
+    """Return legend labels: task, algorithm if several, and settings that differ within the task."""
     tasks = [str(line["task._target_"]).rpartition(".")[2] for line in settings]
     lines = []
     for task, line in zip(tasks, settings, strict=True):

@@ -23,7 +23,7 @@ from gpusim_rl.view.player import Player
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipPlaybackConfig(TaskConfig):
-    """Settings of a playback, created in Python only."""
+    """Settings of a playback, created in Python, not from yaml."""
 
     clip: Clip
     robot: str
@@ -47,7 +47,7 @@ class ClipPlayback(Task[ClipPlaybackConfig]):
 
     def __init__(self, cfg: ClipPlaybackConfig, sim: Sim) -> None:
         super().__init__(cfg, sim)
-        self.num_actions = 1  # tasks need one
+        self.num_actions = 1  # tasks need at least one
         name = sim.scene.articulation_names[0]
         self.robot, clip = sim.articulation(name), fit(cfg.clip, sim.scene, name)
         frames = {"joint_pos": clip.joint_pos, "joint_vel": clip.joint_vel}
@@ -98,7 +98,7 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
 
 
 def open_playback(clip: Clip, robot: str, *, name: str = "clip", config_dir: str | None = None) -> Player:
-    """Return a player named `name` that loops a clip on a robot (see `scene_by_name`); ConfigError if unsuitable."""
+    """Return a player that loops a clip on a robot (see `scene_by_name`); raise ConfigError if they do not fit."""
     cfg = ClipPlaybackConfig(
         physics_hz=clip.fps,
         control_hz=clip.fps,

@@ -36,7 +36,7 @@ class Player:
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
         self.observed = env  # with the policy's observations
-        self.env = env.unwrapped  # for drawing
+        self.env = env.unwrapped  # for rendering
         self.obs = env.reset()
         self.act = act
         self.explores = False
@@ -70,9 +70,9 @@ class Player:
 
         `name` is a run folder, a checkpoint, or a task (its latest run; without a policy, its yaml if it has no run or
         `from_yaml` is set). `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `replay_sim` (not for
-        envs of another library), else the registry's. `trust` allows any class that the run names; `config_dir` is
-        the trusted folder of `-cd`; `render_mode` is for envs of another library; `changes` are overrides by full key.
-        Raise ConfigError if the run does not exist, or does not fit this version's task.
+        envs of another library), else the registry's default. `trust` allows any class that the run names; `config_dir`
+        is the trusted `-cd` folder; `render_mode` is for envs of another library; `changes` are overrides by full key.
+        Raise ConfigError if the run does not exist, or does not match this version's task.
         """
         import_from_current_folder()
         if act != "trained" and name in tasks(config_dir) and (from_yaml or not Path("runs", name).exists()):
@@ -96,7 +96,7 @@ class Player:
             seed = evaluation_seed(spec.cfg.seed)
             env = spec.task_class.from_settings(env_cfg, num_envs=num_envs, seed=seed, device=torch.device("cpu"))
         else:
-            raise ConfigError("no effect on envs of another library", key=f"--sim={sim}")
+            raise ConfigError("has no effect on envs of another library", key=f"--sim={sim}")
         player = cls(observed(env, spec, env.device), seed=spec.cfg.seed, act=act)
         player.run_dir, player._progress, player.spec = run.path, state["env"], spec
         if act == "trained":
@@ -118,7 +118,7 @@ class Player:
         self.checkpoint, self.iteration = file, state["iteration"]
 
     def follow(self) -> bool:
-        """Reload the checkpoint file if it is newer; return whether it was."""
+        """Reload the checkpoint if its file has changed; return whether it has."""
         with suppress(OSError):  # the run may be moved
             if (file := self.checkpoint) is not None and file.stat().st_mtime_ns != self._written_ns:
                 self.take(file)
@@ -130,7 +130,7 @@ class Player:
         self._take(file.stat().st_mtime_ns, check_training(load(file), file, NEEDED), file)  # the time comes first
 
     def restart(self) -> None:
-        """Begin new episodes in all envs with the training's progress, such as curriculum levels."""
+        """Begin new episodes in all envs at the checkpoint's training progress, such as curriculum levels."""
         self.obs = self.observed.reset() if self._progress is None else self.observed.begin_from(self._progress)
         self._hidden = tuple(torch.zeros_like(hidden) for hidden in self._hidden)
 
@@ -167,7 +167,7 @@ class Player:
 
 
 def random_action(env: Environment, generator: torch.Generator) -> Tensor:
-    """Return random actions, [num_envs, num_actions], uniform over limits or options."""
+    """Return random actions, [num_envs, num_actions], uniform within the action limits or over the discrete options."""
     action = _zero_action(env)
     if isinstance(env.action_space, MultiDiscrete):
         for column, count in zip(action.unbind(dim=1), env.action_space.counts, strict=True):

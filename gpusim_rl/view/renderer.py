@@ -85,7 +85,7 @@ class Camera:
         self._heights: dict[int, float] = {}
 
     def _reach(self, model: mujoco.MjModel, qpos: np.ndarray) -> float:
-        """Return the distance from the body's origin to its farthest carried point [m]."""
+        """Return the distance from the body's origin to the farthest point of its subtree [m]."""
         data = mujoco.MjData(model)
         put_pose(model, data, qpos)
         geoms = np.isin(model.geom_bodyid, list(self.carried(model)))
@@ -320,7 +320,7 @@ class RayRenderer:
         return self._picture
 
     def close(self) -> None:
-        """Do nothing: there is no context."""
+        """Do nothing: there is no OpenGL context to free."""
 
 
 Renderer = GlRenderer | RayRenderer

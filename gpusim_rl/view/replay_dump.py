@@ -37,7 +37,7 @@ class DumpReplay:
     ) -> DumpReplay:
         """Restore the envs from `diverged.pt`, `skipped.pt` or a checkpoint, or raise ConfigError.
 
-        Without `sim`, a divergence is replayed on the registry's choice (`replay_sim`), an update on the run's.
+        Without `sim`, a divergence is replayed on the registry's `replay_sim`, an update on the run's simulator.
         `trust` allows importing any class that the file names; `config_dir` is the trusted folder of `-cd`.
         """
         import_from_current_folder()

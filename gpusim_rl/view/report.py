@@ -56,12 +56,12 @@ class Group:
     colour: int
     runs: Sequence[SavedCurves]
     endings: Sequence[Ending]
-    # of the best run
+    # the following describe the best run
     env_steps_per_s: float | None = None
     shares: Mapping[str, float] = field(default_factory=dict)  # of the time, by phase
     limits: Sequence[str] = ()  # bottlenecks in sentences, most costly first
     caption: str = ""  # of the replay, or the reason for its absence
-    replay: str = ""  # 3D page
+    replay: str = ""  # HTML page with a 3D replay
     picture: str = ""  # replay as an animated WebP, a `data:` URL
 
     @property
@@ -91,7 +91,7 @@ def page(groups: Sequence[Sequence[Group]], config_dir: str | None = None) -> st
 
 
 def last(run: SavedCurves, key: str) -> float | None:
-    """Return a column's last value; for a `task/` number, its recent mean."""
+    """Return a column's last value, or its last running mean for a `task/` statistic; None if empty."""
     means = recent_means(run, key) if key.startswith("task/") else np.zeros(0)
     known = means[np.isfinite(means)]
     known = known if len(known) else run.curve(key, "iteration").y
@@ -99,7 +99,7 @@ def last(run: SavedCurves, key: str) -> float | None:
 
 
 def recent_means(run: SavedCurves, key: str) -> np.ndarray:
-    """Return running means over at least WINDOW episodes; NaN until then."""
+    """Return a column's running means over at least WINDOW episodes; NaN until that many have ended."""
     value = run.column(key)
     ended = np.where(np.isfinite(value), np.nan_to_num(run.column("episode/ended")), 0.0)
     episodes, total = np.cumsum(ended), np.cumsum(np.nan_to_num(value) * ended)
@@ -259,7 +259,7 @@ def commands(runs: Sequence[SavedCurves], config_dir: str | None) -> tuple[list[
 
 
 def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict[str, Any]], str]:
-    """Return settings that differ from the defaults, or why they are unknown."""
+    """Return table rows of non-default settings, and the reason if the defaults are unknown."""
     from gpusim_rl.settings.compose import compose
 
     runs = [group.runs[0] for group in groups]
@@ -309,6 +309,6 @@ def _task_name(run: SavedCurves) -> str:
 
 
 def _section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a section of a possibly third-party env.json; empty if missing."""
+    """Return a section of an untrusted env.json; empty if missing."""
     section = values.get(name)
     return section if isinstance(section, dict) else {}

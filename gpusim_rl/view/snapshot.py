@@ -101,7 +101,7 @@ class FramingCamera(Camera):
 def draw(
     scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
 ) -> np.ndarray:
-    """Draw framed envs at positions [envs, nq], as uint8 [height, width, 3], or raise ConfigError."""
+    """Render framed envs at positions [envs, nq] to uint8 [height, width, 3]; raise ConfigError if that fails."""
     grid = Grid.of(len(qpos), width, height)
     camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height, fill)
     try:

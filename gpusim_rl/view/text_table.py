@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def table_lines(table: list[list[str]], right: Sequence[str], width: int | None, least: int = 20) -> list[str]:
-    """Format a table up to `width` characters by dropping columns; keep `least` for the last; right-align `right`."""
+    """Format lines of at most `width`: drop trailing columns, cut the last to `least` or more; right-align `right`."""
     columns = list(zip(*table, strict=True))
     if width is not None:
         while len(columns) > 1 and sum(max(map(len, column)) + 2 for column in columns[:-1]) + least > width:
@@ -20,7 +20,7 @@ def table_lines(table: list[list[str]], right: Sequence[str], width: int | None,
 
 
 def two_columns(left: str, right: str, width: int, indent: int = 24) -> list[str]:
-    """Format a row; a long left column gets its own line."""
+    """Format a row of two columns, wrapped to `width`; a long left cell gets its own line."""
     first = f"  {left}".ljust(indent)
     above, first = ([], first) if first.endswith("  ") else ([first.rstrip()], " " * indent)
     wrapped = textwrap.wrap(right, max(20, width - indent - 1), break_on_hyphens=False) or [""]

@@ -1,4 +1,4 @@
-"""Videos of envs: H.264 mp4 by imageio-ffmpeg's ffmpeg, animated WebP, and captions."""
+"""Videos of envs: H.264 mp4 (through imageio-ffmpeg), animated WebP, and captions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def video_writer(
 ) -> Iterator[Callable[[np.ndarray], object]]:
     """Yield a function that appends a frame, uint8 [height, width, 3], to an mp4 that appears only when complete.
 
-    `needed_by` names the command or setting in errors. ConfigError if ffmpeg is missing or fails, or the path is bad.
+    `needed_by`: command or setting for errors. Raise ConfigError if ffmpeg is missing or fails, or the path is bad.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "view", needed_by)
     check_video(path, size)
@@ -73,7 +73,7 @@ def video_writer(
 def drawing(
     player: Player, size: tuple[int, int], renderer: str = "auto"
 ) -> Iterator[tuple[Callable[[], np.ndarray], float]]:
-    """Yield a function that draws a player's envs, uint8 [height, width, 3], and their control rate [Hz].
+    """Yield a function that renders a player's envs to uint8 [height, width, 3], and their control rate [Hz].
 
     `size` is [pixels]; `renderer` is as for `make_renderer`, or `policy` for the policy's own images.
     """
@@ -141,7 +141,7 @@ def caption_words(player: Player) -> list[str]:
 
 
 def command_captions(env: Environment) -> list[str]:
-    """Return each env's command, `command  x 1.00  yaw -0.30`; empty without commands."""
+    """Return each env's command as text, `command  x 1.00  yaw -0.30`; empty without commands."""
     commands = steerable(env.task) if isinstance(env, VecEnv) else None
     if commands is None:
         return []

@@ -1,6 +1,6 @@
 """Browser viewer of envs, with commands, policy images, reward terms, metrics and checkpoints.
 
-The main thread owns simulation and policy; the page queues functions, which `WebViewer.run` calls between steps.
+The main thread owns simulation and policy; the page queues callbacks, which `WebViewer.run` calls between steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DISTANCE = 1.3  # camera distance relative to a video's, to leave room for panel
 FRAME_S = 1 / 30  # time between scene updates [s]
 SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
 IMAGE_SIDE = 300  # about the panel's width [pixels]
-TOUCHES = 1000  # maximum queue length
+TOUCHES = 1000  # maximum number of queued control changes
 BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by paused
 
 
@@ -49,7 +49,7 @@ def view_in_browser(
 
     A `host` other than localhost lets others connect without a password. `port` None means the first free port from
     8080; `steps` None means no limit, and a pause while nobody watches. Raise ConfigError if viser is missing, or the
-    envs or the port cannot be served.
+    envs cannot be shown, or the port cannot be used.
     """
     with contextlib.closing(WebViewer(player, host=host, port=port)) as viewer:
         say(f"viewing {player.name} at {viewer.address} (Ctrl-C to stop)")
@@ -108,12 +108,12 @@ class WebViewer:
             time.sleep(due - now)
 
     def drain(self) -> None:
-        """Call the functions that the page has queued."""
+        """Call the callbacks that the page has queued."""
         while not self.queue.empty():  # the only consumer
             self.queue.get_nowait()()
 
     def step(self) -> None:
-        """Take one control step in all envs, then apply held commands."""
+        """Take one control step in all envs, then apply the held commands."""
         step = self._player.step()
         self._steps += 1
         self._numbers.add(step, self.env)
@@ -149,7 +149,7 @@ class WebViewer:
         self._obey()
 
     def hold(self, on: bool) -> None:
-        """Hold the current commands, or return them to the task."""
+        """Hold the current commands, or hand them back to the task."""
         self.held = self.commands.value[self.env].tolist() if on and self.commands is not None else None
 
     def stand(self) -> None:
@@ -255,7 +255,7 @@ class WebViewer:
         self._buttons.options = BUTTONS[self.paused]
 
     def show(self) -> None:
-        """Update the displayed numbers."""
+        """Update the displayed numbers and the command sliders."""
         self._rewards.content = bars(self._numbers.terms)
         now = time.perf_counter()
         pace = (self._steps - self._steps_shown) * self._vec_env.task.dt / (now - self._shown_s)
@@ -290,7 +290,7 @@ def _checkpoints(current: Path) -> list[str]:
 
 
 def _free_port(host: str, port: int | None) -> int:
-    """Return a usable port; viser itself would wait forever."""
+    """Return a free port; viser would wait forever for a port in use."""
     if port is not None and not 0 <= port < 2**16:
         raise ConfigError(key="--port", expected=f"0 (any free port) to {2**16 - 1}", got=port)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

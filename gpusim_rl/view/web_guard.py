@@ -58,7 +58,7 @@ class Guard:
         self.host, self.server = host, cast("Any", None)  # the server is set when it runs
 
     def problem(self, own: tuple[str, int], hosts: list[str], origins: list[str], path: str) -> str:
-        """Return why a request is refused, or "".
+        """Return the reason to refuse a request, or "" to accept it.
 
         `Origin`, or `Host` after DNS rebinding, reveals another site's page; `own` is the server's address.
         """
@@ -124,7 +124,7 @@ class Guard:
         async def handler(connection: Any) -> None:
             if connection.subprotocol == version:
                 await inner(connection)
-            else:  # viser would print it
+            else:  # viser would print the mismatch
                 await connection.close(1002, f"expected {version}: reload the page")
 
         return handler

@@ -11,7 +11,7 @@ import torch
 from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.run.console import number
 
-MEAN_S, MEAN_OF_ALL_S = 0.5, 5.0  # time constants of means over one env and over all [s]
+MEAN_S, MEAN_OF_ALL_S = 0.5, 5.0  # time constants of the means over one env and over all envs [s]
 LEAST = 5e-4  # smaller magnitudes are shown as 0
 GAIN, LOSS = "#12b886", "#fa5252"  # bar colours
 PAD = "padding:0 0.9em;font-size:0.8em;line-height:1.4;"  # matches viser's controls

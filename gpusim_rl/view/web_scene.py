@@ -21,7 +21,7 @@ from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
 from gpusim_rl.view.video import caption_words, frame_rate
 from gpusim_rl.view.web_guard import guarded_server
 
-GAP = 1.15  # distance between two envs [env sizes]
+GAP = 1.15  # distance between neighbouring envs [env sizes]
 GROUND = {"infinite_grid": True, "plane_color": (196, 203, 210), "plane_opacity": 1.0, "shadow_opacity": 0.35}
 GROUND_LINES = {"cell_color": (180, 187, 195), "section_color": (150, 158, 168)}
 VISIBLE_GROUPS = 3  # geoms of groups 0 to 2 are drawn, as in MuJoCo's viewer
@@ -32,9 +32,9 @@ CAPTION = (
 
 
 class WebScene:
-    """Envs of a simulator in a web page.
+    """Envs of a simulator, shown in a web page.
 
-    The world moves under the camera to keep the followed env centred while users turn and zoom. `distance` scales
+    The world moves under the camera to keep the followed env centred while users orbit and zoom. `distance` scales
     the camera distance of videos.
     """
 
@@ -49,7 +49,7 @@ class WebScene:
         self._data = mujoco.MjData(self._model)
         self._pos = np.zeros((sim.num_envs, self._model.nbody, 3))
         self._mat = np.tile(np.eye(3), (sim.num_envs, self._model.nbody, 1, 1))
-        self._moved = np.flatnonzero(self._model.body_mocapid >= 0)  # in the order of `mocap_pos`
+        self._moved = np.flatnonzero(self._model.body_mocapid >= 0)  # mocap bodies, in the order of `mocap_pos`
         self._moved_quat = np.zeros((sim.num_envs, len(self._moved), 4))
         self._scene = ViserMujocoScene(server, self._model, sim.num_envs)
         self._scene._tracked_body_id = 0  # the world, placed by `draw` at the camera's target
@@ -64,7 +64,7 @@ class WebScene:
         server.initial_camera.look_at = np.zeros(3)
 
     def _light(self, server: Any) -> None:
-        """Add ground and sky, since light robots vanish on white, and dim the lights."""
+        """Add ground and sky, since light-coloured robots vanish on white, and dim the lights."""
         model, far = self._model, 20.0 * self._camera.distance
         cell = 10.0 ** round(math.log10(self._camera.radius))
         sizes = {"cell_size": cell, "section_size": 5.0 * cell, "fade_distance": far}
