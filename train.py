@@ -15,7 +15,7 @@ import sys
 if __name__ == "__main__":
     from gpusim_rl import interrupts
 
-    interrupts.install()  # before imports that take time
+    interrupts.install()  # before slow imports
 
 import logging
 import os

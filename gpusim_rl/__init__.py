@@ -1,6 +1,6 @@
 """gpusim_rl: reinforcement learning on simulators that step thousands of envs at once.
 
-Importing the package is cheap: torch and the simulators load with the first name that needs them.
+Importing the package is cheap: torch and the simulators are imported on first use of a name that needs them.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def train(
         config: Settings of the task; None: from its yaml.
         algo: Name of an algorithm, or a subclass of `gpusim_rl.Algorithm` with defaults in its `Config`; None: PPO.
         network: Importable class that replaces the MLP (`gpusim_rl.learn.networks.Features`).
-        config_dir: Folder with more tasks and algorithms (`-cd` of `train.py`).
+        config_dir: Folder with additional tasks and algorithms (`-cd` of `train.py`).
         **overrides: Settings by name, sections as dicts; a string selects a section's yaml (`debug="smoke"`).
 
     Returns:
@@ -88,7 +88,7 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
 
 
 def _env_keys(cfg: Any) -> list[str]:
-    """Return the `env` settings in use that apply only to making another library's envs."""
+    """Return the `env` settings in use that take effect only when another library's envs are created."""
     return [f"env.{key}" for key in ("id", "_target_", "kwargs", "cfg", "physics") if getattr(cfg.env, key)]
 
 
@@ -106,7 +106,7 @@ def make_env(
         obs = env.reset()
         step = env.step(actions)
 
-    The arguments are those of `train`; settings of learning and logging are ignored.
+    The arguments are the same as for `train`; learning and logging settings are ignored.
     """
     limit_openmp_spin()
     spec = prepare(task, config, config_dir=config_dir, **overrides)

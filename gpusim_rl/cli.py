@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int | None:
 
 
 def commands() -> dict[str, Path]:
-    """Return script commands by name: `train` and the tools."""
+    """Return the scripts of all commands by name: `train` and the tools."""
     files = [paths.train_file(), *sorted(paths.tools_dir().glob("[!_]*.py"))]
     return {file.stem.replace("_", "-"): file for file in files}
 
@@ -80,7 +80,7 @@ def usage() -> str:
 
 
 def load_command(name: str) -> Callable[..., Any]:
-    """Return the `main(argv)` of a script."""
+    """Return the `main(argv)` of a command's script."""
     files = commands()
     file = files.get(name.replace("_", "-"))
     if file is None or not file.is_file():

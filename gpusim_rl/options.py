@@ -68,7 +68,7 @@ SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {  # group, description, an
     "--num-envs": ("Environments", "number of envs", {"type": positive}),
     "--steps": ("Environments", "control steps", {"type": positive}),
     "--seconds": ("Environments", "simulated time [s]", {"type": number(float, 0.001)}),
-    "--seed": ("Environments", "seed for starts, commands and noise", {"type": int, "default": 0}),
+    "--seed": ("Environments", "seed for initial states, commands and noise", {"type": int, "default": 0}),
     "--sim": ("Simulation", "simulator", {"choices": [*SIMULATORS]}),
     "--device": ("Simulation", "device, cpu or cuda", {"default": "auto"}),
     "--iterations": ("Measurement", "iterations to measure", {"type": positive}),
