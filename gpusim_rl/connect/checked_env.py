@@ -20,9 +20,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gpusim_rl.errors import TaskError, UserError, described, first_line, is_out_of_memory, on_one_line
 
 END_INFO = "gpusim_rl.end"
-"""Info key of the numbers at an episode's end, stored as pairs, which vector envs do not merge by type."""
-HANGS_S = 600.0  # timeout of a step or reset of envs in subprocesses [s]
-MOST_NUMBERS = 50  # maximum numbers logged per episode end
+"""Info key of the numbers at an episode's end: (name, value) pairs, because vector envs merge dicts by type."""
+HANGS_S = 600.0  # timeout for step() and reset() of envs in subprocesses [s]
+MOST_NUMBERS = 50  # maximum number of values logged per episode
 LONGEST_NAME = 60
 PR_SET_PDEATHSIG = 1
 OLDER = "Try a wrapper for older interfaces, such as shimmy's"
@@ -33,7 +33,7 @@ _STEP = "(observation, reward, terminated, truncated, info)"
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Env wrapper that copies results, and raises TaskError if they do not match the env's spaces.
 
-    `maker` is the PID of the process that makes the envs, if each env steps in a subprocess.
+    `maker` is the PID of the process that creates the envs, if each env steps in a subprocess.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, maker: int | None = None) -> None:
@@ -41,11 +41,11 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._name, self._space = name, env.observation_space
         if maker not in (None, os.getpid()):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process saves before it stops the envs
-            if sys.platform == "linux":  # kill the env with its parent even if it hangs
+            if sys.platform == "linux":  # kill this process with its parent, even if the env hangs
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the env and drop its info."""
+        """Reset the env; return its first observation and an empty info."""
         try:
             result = self.env.reset(seed=seed, options=options)
         except (Exception, SystemExit) as error:
@@ -57,7 +57,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise returned(error, self._name, "reset()") from error
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the env; reduce its info to the numbers at an episode's end."""
+        """Step the env; replace its info with the numbers to log, or {} until the episode ends."""
         try:
             result = self.env.step(action)
         except (Exception, SystemExit) as error:
@@ -73,7 +73,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException:
-    """Convert an exception of envs into a one-line error; our own errors pass through."""
+    """Convert an env's exception to a one-line TaskError; our own and out-of-memory errors pass through."""
     if isinstance(error, UserError) or is_out_of_memory(error):
         wrapped = error.args[0] if error.args else None  # AsyncVectorEnv raises TaskError(TaskError(...))
         return wrapped if isinstance(wrapped, UserError) else error
@@ -155,7 +155,7 @@ def _flag(value: Any, what: str) -> bool:
 
 
 def numbers_of(info: Any) -> Iterator[tuple[str, float]]:
-    """Return the first finite numbers and flags of an info; nested entries are named `<key>/<name>`."""
+    """Return up to `MOST_NUMBERS` finite numbers and flags of an info; nested ones are named `<key>/<name>`."""
     return islice(_all_numbers(info), MOST_NUMBERS)
 
 

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Array = np.ndarray
 EVALUATED_STEPS = 10_000  # evaluation length for envs without a time limit [control steps]
-REPEATED_ENDS = 10  # episodes with equal last and next first observation before a warning
+REPEATED_ENDS = 10  # warn after this number of episodes whose last observation equals the next first one
 FlatObservation = dict[str, Array]
 """Observation groups: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
 
@@ -92,7 +92,7 @@ class GymnasiumEnv(Environment):
             modes = " or ".join(mode.value for mode in AutoresetMode)
             raise ConfigError(key=f"{self.name}: autoreset_mode", expected=modes, got=declared) from None
         self._mode_known, self._same_step = declared is not None, mode == AutoresetMode.SAME_STEP
-        # Gymnasium's own classes reset by mask in every mode, others only if resets are disabled.
+        # Gymnasium's own classes can reset by mask in every autoreset mode, others only with autoreset disabled.
         is_gymnasiums = isinstance(self._envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self._by_mask = is_gymnasiums or mode == AutoresetMode.DISABLED
         self._resetting = np.zeros(self.num_envs, dtype=bool)  # envs whose next step is a reset
@@ -146,7 +146,7 @@ class GymnasiumEnv(Environment):
         terminated = self._column(terminations, "terminated", bool)
         truncated = self._column(truncations, "truncated", bool)
         ended = terminated | truncated
-        if not self._mode_known and _any(ended):  # vector envs of Gymnasium 0.29
+        if not self._mode_known and _any(ended):  # vector envs of Gymnasium 0.29 declare no mode
             self._same_step, self._mode_known = _final(infos) is not None, True
         begun = ended if self._same_step else np.zeros(self.num_envs, dtype=bool)
         self._end_at_limit(ended, truncated)
@@ -174,7 +174,7 @@ class GymnasiumEnv(Environment):
         return Step(obs=groups, final_obs=final_groups, terms={}, stats=stats, skipped=skips, **_tensors(columns))
 
     def _final_obs(self, obs: FlatObservation, begun: Array, infos: Mapping[str, Any]) -> FlatObservation:
-        """Return the observations before any reset."""
+        """Return the observations after the step, before any reset."""
         final_obs = {group: value.copy() for group, value in obs.items()}
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
         last_obs = _final(infos)
@@ -196,7 +196,7 @@ class GymnasiumEnv(Environment):
         ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())
         if ends is not None and ends >= REPEATED_ENDS and self._moved:
-            problem = f"reset() seems to overwrite the last observation ({ends} of {ends} equal the next first one)"
+            problem = f"reset() seems to overwrite last observations ({ends} of {ends} equal the next episode's first)"
             hint = "Values at time limits are wrong. Try returning a copy from step(), or AutoresetMode.DISABLED"
             logger.warning("%s: %s. %s", self.name, problem, hint)
             ends = None
@@ -228,7 +228,7 @@ class GymnasiumEnv(Environment):
         return {name: torch.from_numpy(value) for name, value in stats.items()}
 
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
-        """Begin episodes now, or with the next step if the library cannot reset individual envs."""
+        """Begin episodes in masked envs now, or in the next step if the library cannot reset individual envs."""
         self._resetting[:] = where & (not self._by_mask)
         if self._by_mask and _any(where):
             library_obs, _ = self._call("reset", options={"reset_mask": where})
@@ -305,7 +305,7 @@ class GymnasiumEnv(Environment):
         return pictures
 
     def close(self) -> None:
-        """Close the envs; their errors become one-line warnings."""
+        """Close the envs; log their errors as one-line warnings."""
         try:
             if not self._failed:
                 self._envs.close()
@@ -318,9 +318,9 @@ class GymnasiumEnv(Environment):
 
 
 def first_seed(seed: int) -> int:
-    """Return the seed of the first env; the other envs use the seeds after it.
+    """Return the seed of the first env; the other envs use the seeds that follow.
 
-    Multiples of the golden ratio: 1,000 consecutive seeds share no env seed at 100,000 envs each.
+    Seeds are spread by the golden ratio: 1,000 runs with consecutive seeds and 100,000 envs each share no env seed.
     """
     return seed * _GOLDEN % _SEEDS
 
@@ -330,12 +330,12 @@ _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 
 
 def _final(infos: Mapping[str, Any]) -> Any:
-    """Return last observations, under the key of Gymnasium 1.0 or of earlier versions."""
+    """Return the last observations in infos; versions before Gymnasium 1.0 use another key."""
     return infos.get("final_obs", infos.get("final_observation"))
 
 
 def _entry(infos: Any, env: int) -> Any:
-    """Return one env's entry in infos, either a dict of arrays with masks `_<key>` or a sequence."""
+    """Return one env's info; `infos` is a sequence, or a dict of arrays with masks `_<key>`."""
     if not isinstance(infos, Mapping):
         return infos[env]
     entries = {}
@@ -360,7 +360,7 @@ def _numbers(obs: FlatObservation) -> list[Array]:
 
 
 def _any(mask: Array) -> bool:
-    """Return whether any entry is set; `np.any` is six times slower for few envs."""
+    """Return whether any entry is True; `np.any` is six times slower for few envs."""
     return bool(np.count_nonzero(mask))
 
 

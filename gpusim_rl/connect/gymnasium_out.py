@@ -67,7 +67,7 @@ class TaskVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._last = np.zeros((num_envs, self.env.obs_sizes["policy"]), np.float32)
-        self._ended = np.ones(num_envs, dtype=bool)  # no running episode
+        self._ended = np.ones(num_envs, dtype=bool)  # reset() has not been called yet
         self._renderer: Renderer | None = None
 
     def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> Reset:
@@ -131,7 +131,7 @@ class TaskVectorEnv(VectorEnv):
         return tuple(self._renderer.render(qpos[i : i + 1]).copy() for i in range(self.num_envs))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close simulator and renderer."""
+        """Close the simulator and the renderer."""
         if self._renderer is not None:
             self._renderer.close()
         self.env.close()
@@ -167,7 +167,7 @@ class TaskEnv(gymnasium.Env):
         return None if pictures is None else pictures[0]
 
     def close(self) -> None:
-        """Close simulator and renderer."""
+        """Close the simulator and the renderer."""
         self.envs.close()
 
 

@@ -40,7 +40,7 @@ def is_picture(space: Space[Any]) -> bool:
 
 
 def numeric(space: Space[Any]) -> tuple[Any, list[str]]:
-    """Drop non-numeric entries of a dict space unless it has only those; return the space and the dropped keys."""
+    """Drop non-numeric entries of a dict space, unless all are non-numeric; return the space and the dropped keys."""
     if not isinstance(space, Dict):
         return space, []
     kept: dict[str, Space[Any]] = {key: entry for key, entry in space.items() if isinstance(entry, FIXED)}

@@ -14,7 +14,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.safe_open import check_events, read_bytes
 from gpusim_rl.settings.checks import OTHERS, known_keys
 
-# IsaacGymEnvs' sections of PPO settings, and our sections.
+# Sections of PPO settings: IsaacGymEnvs' name to ours.
 PLACES = {"config": "", "config.reward_shaper": "", "network": "network.", "network.mlp": "network."}
 RENAMED = {
     "config.mixed_precision": "precision",
@@ -25,7 +25,7 @@ RENAMED = {
     "network.space.continuous.fixed_sigma": "network.state_dependent_std",
     "network.space.continuous.sigma_init.val": "network.log_std_init",
 }
-WORDS = {"identity": "constant", "fixed": "constant", "None": "none", "swish": "silu"}  # values
+WORDS = {"identity": "constant", "fixed": "constant", "None": "none", "swish": "silu"}  # renamed values
 WORDS |= {"legacy": "minibatch", "standard": "epoch"}
 SILENT = {"seed", "load_checkpoint", "load_path", "algo.name", "model.name", "network.name"}
 SILENT |= {f"config.{name}" for name in ("name", "full_experiment_name", "env_name", "multi_gpu", "ppo", "num_actors")}
@@ -53,15 +53,15 @@ ASSET = r"""["']([\w./-]+\.(?:urdf|xml))["']"""
 
 
 def read_settings(file: Path, depth: int = 0, read: list[Path] | None = None) -> dict[str, Any]:
-    """Read a yaml and the yamls in its `defaults`; `${resolve_default:4096,...}` becomes 4096.
+    """Return a yaml's settings, merged with the yamls in its `defaults`; `${resolve_default:4096,...}` becomes 4096.
 
     Args:
         file: The yaml.
         depth: Nesting depth of `defaults`.
-        read: Files read so far.
+        read: Files read so far; extended in place.
 
     Raises:
-        ConfigError: A file cannot be read, or contains more than settings.
+        ConfigError: A file cannot be read, or is not plain yaml (aliases, tags, too many values).
     """
     import yaml
     from omegaconf import OmegaConf
@@ -106,7 +106,7 @@ def merge(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
 
 
 def section(values: Any, key: str) -> dict[str, Any]:
-    """Return a section of nested settings, or an empty one."""
+    """Return a section of nested settings, or an empty dict."""
     found = values.get(key) if isinstance(values, dict) else None
     return found if isinstance(found, dict) else {}
 
@@ -119,7 +119,7 @@ def look_up(values: Any, path: str) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number that is finite and not huge."""
+    """Return whether a value is a number of magnitude below `LARGEST`."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
@@ -166,7 +166,7 @@ def camel_case(name: str) -> str:
 
 
 def read_rates(env: dict[str, Any], physics: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return the common settings, removing nested ones from `env`; raise ConfigError unless they are positive."""
+    """Return the settings common to all tasks; remove nested ones from `env`. Raise ConfigError unless positive."""
 
     def positive(values: dict[str, Any], path: str) -> float | int:
         value = look_up(values, path)
@@ -200,7 +200,7 @@ def ppo_key(path: str) -> str:
 
 
 def randomized_properties(params: Mapping[str, Any], way: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the individual properties of a randomisation, each with its path."""
+    """Return the path and the settings of each randomised property."""
     found = []
     for key, value in params.items():
         path = (*way, key)
@@ -231,7 +231,7 @@ def has_moving_joint(robot: Path) -> bool:
 
 
 def read_code(file: Path, name: str) -> list[str]:
-    """Return the source of a task's class and its bases."""
+    """Return the text of the source files that define a task's class and its bases."""
     folder, texts = file.resolve().parents[min(2, len(file.resolve().parents) - 1)] / "tasks", dict[Path, str]()
     for path in sorted(folder.rglob("*.py"))[:MAX_CODE]:
         with suppress(OSError, ValueError):

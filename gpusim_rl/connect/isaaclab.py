@@ -19,7 +19,7 @@ from gpusim_rl.settings.schema import EnvConfig
 
 logger = logging.getLogger(__name__)
 
-REACHES, NEAREST_M = 3.5, 0.5  # camera distance: multiple of the robot's reach, and minimum
+REACHES, NEAREST_M = 3.5, 0.5  # camera distance: multiple of the robot's reach, and minimum [m]
 
 
 class IsaacLabEnv(TensorEnvs):
@@ -62,7 +62,7 @@ class IsaacLabEnv(TensorEnvs):
                     envs = make(cfg=env_cfg, **cfg.kwargs)
                 return cls(envs, name)
             except FileNotFoundError as error:
-                hint = "Isaac Lab loads it from a server. Try a scene that uses local files (docs/connect.md#isaac-lab)"
+                hint = "Isaac Lab downloads this file. Try a scene that uses local files (docs/connect.md#isaac-lab)"
                 raise ConfigError(first_line(error), key=name, hint=hint) from None
 
     def _final_obs(self, obs: Observation, ended: Mask, extras: Mapping[str, Any]) -> Observation:

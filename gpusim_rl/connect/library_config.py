@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryConfig:
-    """Section `task` of other libraries' envs; none of its settings may be changed."""
+    """Section `task` for envs of other libraries; all settings must keep their defaults."""
 
     randomize: Literal[False] = False
     randomization_params: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ def quietly(library: str) -> Iterator[None]:
 def refuse_unused(cfg: EnvConfig, library: str, ours: Mapping[str, str]) -> None:
     """Raise ConfigError for settings without effect, and for fields of `env.cfg` that we set ourselves.
 
-    `ours` maps such fields to hints, in addition to num_envs and seed.
+    `ours` maps these fields to hints; scene.num_envs and seed are always included.
     """
     for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
@@ -78,7 +78,7 @@ def require_shape(action: Tensor, num_envs: int, num_actions: int) -> None:
 
 
 def made_by_function(target: str, example: str) -> Any:
-    """Call the function or class named by `env._target_` without arguments."""
+    """Call the function or class named by `env._target_` without arguments; return the result."""
     function = load_function(target, "env._target_", example)
     with in_one_line(f"env._target_={target}"):
         return function()
@@ -114,7 +114,7 @@ def module_and_id(name: str) -> str:
 
 
 def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
-    """Set fields of another library's nested configuration."""
+    """Set fields of another library's nested configuration; raise ConfigError if one is unknown or does not fit."""
     for name, value in changes.items():
         fields = cfg if isinstance(cfg, dict) else getattr(cfg, "__dict__", {})
         by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # e.g. values by joint name

@@ -30,7 +30,7 @@ class RlGamesEnv(IVecEnv):
         env.reset()
 
     def get_env_info(self) -> dict[str, Any]:  # type: ignore[override]
-        """Return spaces of one env, number of agents and value size."""
+        """Return the spaces of one env, the number of agents and the value size."""
         return {
             "observation_space": observation_space(self.env),
             "action_space": action_space(self.env),

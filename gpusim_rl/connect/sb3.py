@@ -21,7 +21,7 @@ class Sb3Env(Sb3VecEnv):
 
     An env's `info` is empty until its episode ends. Then it has
 
-    - `terminal_observation`: last observation before the reset; for a diverged env, the one before;
+    - `terminal_observation`: last observation before the reset; for a diverged env, the previous one;
     - `TimeLimit.truncated`: whether to bootstrap from the value of that observation;
     - `episode`: unscaled return `r`, length `l` [control steps] and time `t` [s], as in SB3's `Monitor`, unless the
       start was staggered or the env diverged.
@@ -84,7 +84,7 @@ class Sb3Env(Sb3VecEnv):
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return an attribute of the environment once per env."""
+        """Return an attribute of the environment, repeated for each env."""
         value = None if attr_name == "render_mode" else getattr(self.env, attr_name)
         return [value for _ in self._get_indices(indices)]
 
@@ -93,7 +93,7 @@ class Sb3Env(Sb3VecEnv):
         setattr(self.env, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
-        """Call a method of the environment once; return its result once per env."""
+        """Call a method of the environment once; return the result, repeated for each env."""
         result = getattr(self.env, method_name)(*args, **kwargs)
         return [result for _ in self._get_indices(indices)]
 

@@ -46,7 +46,7 @@ class SkrlEnv(Wrapper):
         return action_space(self._env)
 
     def reset(self) -> tuple[Float[Tensor, "envs obs"], dict[str, Any]]:
-        """Return the observation to act on, without a reset."""
+        """Return the current observation without resetting the envs."""
         return self._obs["policy"], {}
 
     def state(self) -> Float[Tensor, "envs states"] | None:

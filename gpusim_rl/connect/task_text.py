@@ -22,7 +22,7 @@ SIDES = re.compile(
     r"(?<![A-Za-z])(left|right|front|rear|hind|back|[lrfhb]|[frhbl][lrfh])(?![a-z])|(Left|Right)(?=[A-Z])",
     re.IGNORECASE,
 )
-"""Words in a joint name that denote the leg or arm."""
+"""Words in a joint name that denote the side, such as left or front."""
 FIELD_TYPES = {"bool", "dict", "float", "int", "list", "str"}
 """Names that a field must not shadow."""
 YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # words that yaml does not parse as strings
@@ -31,7 +31,7 @@ YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # wo
 def literal(value: Any, yaml: bool = False) -> str:
     """Format plain data as a literal of Python or flow-style yaml, on one line without control characters.
 
-    Raises TaskError for a non-finite number, or a string that settings would read as a reference.
+    Raises TaskError for a non-finite number, or a yaml string with `${`, which OmegaConf would interpolate.
     """
     match value:
         case str():
@@ -45,14 +45,14 @@ def literal(value: Any, yaml: bool = False) -> str:
         case int():
             return repr(value)
         case float() if math.isfinite(value):
-            return repr(float(value))  # NumPy's numbers have another repr
+            return repr(float(value))  # NumPy scalars have a different repr
         case dict():
             return f"{{{', '.join(f'{literal(key, yaml)}: {literal(item, yaml)}' for key, item in value.items())}}}"
         case list() | tuple():
             items = ", ".join(literal(item, yaml) for item in value)
             comma = "," if len(value) == 1 else ""
             return f"[{items}]" if yaml or isinstance(value, list) else f"({items}{comma})"
-    raise TaskError(expected="finite numbers and text", got=value)
+    raise TaskError(expected="finite numbers and strings", got=value)
 
 
 def is_field(name: Any) -> bool:
@@ -62,12 +62,12 @@ def is_field(name: Any) -> bool:
 
 
 def number(value: float) -> float | int:
-    """Round values such as 59.9999 to 60: rates are stored as periods."""
+    """Round rates such as 59.9999 to 60; they are inexact because files store periods."""
     return round(value) if abs(value - round(value)) < 5e-4 else value
 
 
 def by_pattern(joints: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values keyed by name pattern if the matching joints differ only in their side, else by joint name."""
+    """Key values by name pattern if joints that differ only in their side have equal values, else by joint name."""
     patterns = {joint: re.sub(r"\*[_\W]*(?=\*)", "", SIDES.sub("*", escape(joint))) for joint in joints}
     result: dict[str, Any] = {}
     for joint, value in values.items():
@@ -125,7 +125,7 @@ def rounded(value: float) -> float:
 
 
 def render(folder: Path, template: str, **values: Any) -> str:
-    """Render a template of a folder; the filters `py` and `yaml` format third-party names and values as literals."""
+    """Render a template from a folder; the filters `py` and `yaml` format third-party names and values as literals."""
     import jinja2
 
     environment = jinja2.Environment(

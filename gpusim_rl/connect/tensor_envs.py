@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorEnvs(Environment):
-    """Vector env whose observations, rewards and end flags are torch tensors.
+    """Vector env whose observations, rewards and termination flags are torch tensors.
 
     Attributes:
         groups: Observation group of the library for each of our groups; `policy` is required.
@@ -56,7 +56,7 @@ class TensorEnvs(Environment):
         self.summary = f"{name}, control {self.frames_per_s:.0f} Hz, episode {self.max_episode_length} steps at most"
         self.action_space, self._to_library = actions_of(envs.single_action_space, self.device, name)
         self.num_actions = self.action_space.size
-        self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # whether time limits terminate
+        self._time_limit_ends = bool(envs.cfg.is_finite_horizon)  # treat time limits as terminations
         self._rewards = getattr(envs, "reward_manager", None)
         self._stat_names: list[str] = []
         self._stepped = False
@@ -142,7 +142,7 @@ class TensorEnvs(Environment):
 
     @abstractmethod
     def _final_obs(self, obs: Observation, ended: Mask, extras: Mapping[str, Any]) -> Observation:
-        """Return the observations before any reset."""
+        """Return the observations after the step, before any reset."""
 
     @abstractmethod
     def _begin_episodes(self, obs: Observation, ended: Mask, diverged: Mask) -> tuple[Observation, Mask]:
@@ -192,7 +192,7 @@ class TensorEnvs(Environment):
         return stats
 
     def first_diverged(self) -> dict[str, Any] | None:
-        """Warn about the first env with a non-finite number."""
+        """Warn about the first env with a non-finite number; return None, as no state is recorded."""
         bad = self._not_finite.nonzero().flatten().tolist()
         if bad:
             message = "%s: step() returned NaN or infinity (env %d). These samples are dropped; see sim/diverged"
@@ -208,7 +208,7 @@ class TensorEnvs(Environment):
         return state | ({"curricula": curricula} if curricula else {})
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begin new episodes at another run's curriculum state; env i takes entry i modulo its number of envs."""
+        """Begin new episodes in a saved curriculum state; env i takes entry i modulo the saved number of envs."""
         self._envs.common_step_counter = int(state.get("common_step_counter", 0))
         index = torch.arange(self.num_envs, device=self.device)
         for name, term in self._curricula().items():

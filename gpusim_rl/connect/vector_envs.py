@@ -31,7 +31,7 @@ ENVPOOL_KEYS = {"env_id", "players", "elapsed_step", "terminated", "TimeLimit.tr
 
 
 class _EnvPoolEnvs(VectorEnv):
-    """Synchronous EnvPool envs with Gymnasium's interface; reset on request, seeded by `envpool.make`."""
+    """Synchronous EnvPool envs with Gymnasium's interface, without autoreset; `envpool.make` sets their seeds."""
 
     def __init__(self, envs: Any) -> None:
         self._envs = envs
@@ -59,7 +59,7 @@ class _EnvPoolEnvs(VectorEnv):
 
 
 class _Sb3Envs(VectorEnv):
-    """Vector env with Stable-Baselines3's interface; resets in the same step."""
+    """Stable-Baselines3 vector env with Gymnasium's interface; ended envs reset in the same step."""
 
     def __init__(self, envs: Sb3VecEnv) -> None:
         self._envs = envs
