@@ -35,12 +35,12 @@ Warned = tuple[str, str]  # template and text of a warning
 
 @dataclass(frozen=True, slots=True)
 class ActorJob:
-    """Picklable job of an actor."""
+    """Picklable arguments of an actor process."""
 
     config: dict[str, Any]  # composed settings of the run
     number: int  # from 0
     num_actors: int
-    seed: int  # of the run
+    seed: int  # the run's seed
     attempt: int = 0  # number of earlier starts
 
 
@@ -56,7 +56,7 @@ class EnvDescription:
     steps_between_truncations: int
     summary: str
     recording: list[tuple[tuple[int, ...], torch.dtype]]  # shape and type of each tensor of a rollout
-    progress: dict[str, Any]  # state of the envs
+    progress: dict[str, Any]  # env state (such as curriculum levels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,19 @@ class SentRollout:
     """Rollout for the learner; its tensors are valid until released."""
 
     actor: int
-    tensors: Sequence[Any]  # arrays while Ray sends them
+    tensors: Sequence[Any]  # NumPy arrays while Ray transfers them
     version: int  # number of updates of the acting weights
-    taken: RolloutSums  # metrics
+    taken: RolloutSums  # metrics of the rollout
     worked_s: float = 0.0  # duration of the rollout [s]
-    waited_s: float = 0.0  # idle time of the actor before it [s]
-    progress: dict[str, Any] | None = None  # state of the envs, occasionally from the first actor
-    place: Any = None  # engine's handle for the release
+    waited_s: float = 0.0  # idle time of the actor before the rollout [s]
+    progress: dict[str, Any] | None = None  # env state, occasionally from the first actor
+    place: Any = None  # the engine's handle for `release`
     warnings: Sequence[Warned] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """First observation or control step of envs that the learner acts for, as arrays."""
+    """Answer to a `step` request: the first observation or a control step, as arrays."""
 
     actor: int
     obs: dict[str, np.ndarray] | None = None
@@ -90,11 +90,11 @@ class Failed:
     """Error that would recur after a restart."""
 
     error: ConfigError | TaskError
-    trace: str  # traceback for the user; empty if the error is clear by itself
+    trace: str  # traceback for the user; empty if the error message suffices
 
     @classmethod
     def of(cls, actor: int, error: BaseException) -> Failed:
-        """Wrap an exception."""
+        """Wrap an actor's exception."""
         if isinstance(error, (ConfigError, TaskError)):
             return cls(error, "")
         problem = f"{type(error).__name__}: {first_line(error)}"
@@ -135,7 +135,7 @@ class Actor:
         self._progress_at = 0.0 if job.number == 0 else float("inf")
 
     def describe(self) -> EnvDescription:
-        """Describe the envs to the learner."""
+        """Return a description of the envs for the learner."""
         env, recording = self.collector.env, [(tuple(x.shape), x.dtype) for x, _ in self._remote.recording()]
         spaces = dict(env.obs_sizes), dict(env.images), env.action_space
         steps = env.max_episode_length, env.steps_between_truncations
@@ -157,7 +157,7 @@ class Actor:
         return SentRollout(self._number, tensors, version, taken, worked_s, waited_s, progress, warnings=warned)
 
     def do(self, request: str, argument: Any) -> Stepped | None:
-        """Handle a `begin` or `step` request; engines handle rollouts."""
+        """Handle a `begin` or `step` request; only `step` has an answer."""
         if request == "begin":
             self.collector.begin_from(argument)
             self._remote.begin_episodes()
@@ -178,7 +178,7 @@ class Actor:
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
-    """Wrap an array as a tensor without a copy; in Ray's object store it is read-only."""
+    """Wrap an array as a tensor without a copy; arrays in Ray's object store are read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about read-only arrays
         return torch.from_numpy(array)

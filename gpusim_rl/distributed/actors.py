@@ -35,7 +35,7 @@ def make_trainer(spec: RunSpec, collective: Collective = ALONE) -> Trainer:
 
 
 def _for_actors(spec: RunSpec) -> RunSpec:
-    """Check settings that actors need; move the envs to CPUs."""
+    """Return the spec with envs on CPUs; raise ConfigError if a setting does not support actors."""
     cfg, engine = spec.cfg, spec.cfg.actors.engine
     if remote_class(spec.algorithm_class) is None:
         problem = f"algo={cfg.algo} learns only from rollouts of its newest policy"

@@ -29,7 +29,7 @@ RUN_DIR = "gpusim_rl/run_dir"  # key of the run folder in torchrun's store, whic
 
 
 class Processes(Collective):
-    """Processes started by torchrun: sums use NCCL on CUDA, else gloo; host values always use gloo."""
+    """Collective of torchrun's processes: sums use NCCL on CUDA, else gloo; host values always use gloo."""
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
@@ -60,25 +60,25 @@ class Processes(Collective):
             self._launch = _now
 
     def share(self, value: Any) -> Any:
-        """Return the first process's value."""
+        """Return the first process's value in all processes."""
         box = [value]
         distributed.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Return all processes' values in the first process."""
+        """Return all processes' values in the first process, [] in the others."""
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
         distributed.gather_object(value, values, dst=0, group=self._host)
         return values or []
 
     def run_dir(self, path: str | None) -> str:
-        """Return the run folder, and keep it in torchrun's store for restarts."""
+        """Return the first process's run folder, and keep it in torchrun's store for restarts."""
         if path is not None and (store := _agent_store()) is not None:
             store.set(RUN_DIR, path)
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Return whether any process has each flag set."""
+        """Return whether each flag is set in any process."""
         numbers = torch.tensor(flags, dtype=torch.int32)
         distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX, group=self._host)
         return tuple(bool(number) for number in numbers.tolist())
@@ -103,7 +103,7 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
     if cfg.test or not cfg.multi_gpu:
         if count > 1:
             key, hint = ("test=true", "Try python train.py") if cfg.test else ("multi_gpu=false", "Try multi_gpu=true")
-            raise ConfigError(f"torchrun has started {count} processes", key=key, hint=hint)
+            raise ConfigError(f"needs one process, but torchrun has started {count}", key=key, hint=hint)
         yield ALONE
         return
     if not started:
@@ -149,7 +149,7 @@ def _connect(backend: str) -> Store:
 def _agree(store: Store, rank: int, size: int) -> str:
     """Return a random word for this start, the same in all processes.
 
-    torchrun's restart count differs on machines that lost no process.
+    torchrun's restart count would differ on machines that lost no process.
     """
     word, until = secrets.token_hex(8), time.monotonic() + PATIENCE.total_seconds()
     calls = [f"start_{number}" for number in range(size)]
@@ -168,7 +168,7 @@ def _agree(store: Store, rank: int, size: int) -> str:
 
 
 def _choose_gpu(cfg: RunConfig) -> bool:
-    """Assign each process of a machine a GPU; return whether the learner is on it."""
+    """Assign a GPU to each process of a machine; return whether the learner uses it."""
     for key in ("device", "sim_device", "rl_device"):
         if ":" in (device := getattr(cfg, key) or ""):
             hint = f"With multi_gpu=true, each process uses its own GPU. Try {key}=cuda"
@@ -197,9 +197,9 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
 
 
 def continued(arguments: list[str]) -> list[str]:
-    """Return a torchrun process's command line; after a restart it resumes from the checkpoint."""
+    """Return the command line of a torchrun process, with the run's `checkpoint=` after a restart."""
     store = _agent_store()
-    sweep = {"-m", "--multirun"} & {*arguments}  # the lost run of a sweep is unknown
+    sweep = {"-m", "--multirun"} & {*arguments}  # it is unknown which run of a sweep was lost
     if store is None or sweep or not store.check([RUN_DIR]):
         return arguments
     run = store.get(RUN_DIR).decode()
@@ -209,7 +209,7 @@ def continued(arguments: list[str]) -> list[str]:
 
 
 def _agent_store() -> TCPStore | None:
-    """Return torchrun's own store, if used."""
+    """Return torchrun's own store, or None if unused."""
     return _store() if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else None
 
 

@@ -19,7 +19,7 @@ logger = logging.getLogger("gpusim_rl")
 
 MOST_DEATHS = 3  # maximum deaths of an actor that has never worked
 MOST_DEATHS_PROVEN = 20  # maximum consecutive deaths at startup of an actor that has worked before, if no actor works
-NO_ANSWER = "no answer"  # last words of an actor that hung
+NO_ANSWER = "no answer"  # reported as the last output of an actor that hung
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Lost:
     """Loss of an actor that died or hung; the engine restarts it and sends a new description."""
 
     actor: int
-    silent_s: float | None = None  # duration, if the actor hung [s]
+    silent_s: float | None = None  # time without an answer, if the actor hung [s]
 
 
 Answer = EnvDescription | SentRollout | Stepped | Lost
@@ -44,8 +44,8 @@ class Engine(ABC):
     def __init__(self, num_actors: int, timeout_s: float | None = None) -> None:
         self.num_actors = num_actors
         self._silence = Silence(num_actors, timeout_s)
-        self._works = [False] * num_actors  # has sent something since its start
-        self._proven = set[int]()  # actors that have ever sent something
+        self._works = [False] * num_actors  # whether each actor has sent a result since its start
+        self._proven = set[int]()  # actors that have ever sent a result
         self._deaths = [0] * num_actors  # consecutive deaths at startup
         self._logged = set[str]()  # templates of actors' warnings
 
@@ -55,7 +55,7 @@ class Engine(ABC):
 
     @abstractmethod
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Publish weights on the host for the actors' next rollouts."""
+        """Publish weights (host tensors) for the actors' next rollouts."""
 
     def ask_for_rollout(self, actor: int) -> None:
         """Request a `SentRollout`."""
@@ -68,7 +68,7 @@ class Engine(ABC):
         self._ask(actor, "step", action)
 
     def begin_from(self, actor: int, progress: dict[str, Any]) -> None:
-        """Begin an actor's episodes at the training progress of other envs."""
+        """Begin an actor's episodes from saved env state (such as curriculum levels)."""
         self._ask(actor, "begin", progress)
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Engine(ABC):
     def get(self, timeout_s: float) -> list[Answer]:
         """Return answers, waiting up to `timeout_s` for the first one; replace hung actors.
 
-        Raises actor errors that would recur.
+        Raises actor errors that would recur after a restart.
         """
         return self._get(timeout_s) + [self._replace(actor, silent_s) for actor, silent_s in self._silence.look()]
 
@@ -100,7 +100,7 @@ class Engine(ABC):
         """Stop all actors."""
 
     def _received(self, answer: Answer | Failed) -> Answer:
-        """Raise an actor's error; else log its warnings."""
+        """Return an answer after logging its warnings; raise an actor's error."""
         if isinstance(answer, Failed):
             if answer.trace:
                 logger.error("%s", answer.trace.rstrip())

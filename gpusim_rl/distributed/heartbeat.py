@@ -1,6 +1,6 @@
 """Heartbeats of data-parallel processes: a process that stops beating ends the run everywhere.
 
-An all-reduce waits for the slowest process, whatever the reason, so a thread in each process sends beats.
+An all-reduce cannot distinguish a slow process from a lost one, so a thread in each process sends beats.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.distributed import Store  # type: ignore[reportPrivateImportUsage]
 
 from gpusim_rl.errors import say
 
-BEATS = 30  # beats within the time after which a process counts as lost
+BEATS = 30  # beats per `lost_after_s`
 FIRST = 3  # head start of the process that reports the loss [beats]
-LEFT, ENDS = "left", "ends"  # final beats: of a process that is done, and of one that reports a loss
+LEFT, ENDS = "left", "ends"  # final beats: of a finished process, and of one that reports a loss
 
 _WATCH = """
 import os, select, signal, sys
@@ -37,7 +37,7 @@ if os.getppid() == parent:
     sys.stderr.write(problem)
     os.kill(parent, signal.SIGKILL)
 """
-"""Watchdog process that kills a stopped process, so that torchrun sees its end."""
+"""Code of the watchdog process, which kills a stopped process so that torchrun notices."""
 
 
 class Heartbeat:
@@ -52,7 +52,7 @@ class Heartbeat:
         self._period_s, self._period_text = lost_after_s / BEATS, f"for {lost_after_s:g} s (lost_after_s)"
         self._keys = [f"beat_{number}" for number in range(size)]
         self._name, self._who = f"(pid {os.getpid()} on {socket.gethostname()})", f"process {rank} of {size}"
-        self._beats = 0  # answered by the store
+        self._beats = 0  # beats that the store has answered
         self._failed = False
         self._left = threading.Event()
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._beat, self._watch)]
@@ -73,7 +73,7 @@ class Heartbeat:
         self._store.set(self._keys[self._rank], f"{self._beats} {self._name}")
 
     def _beat(self) -> None:
-        """Send beats and check those of other processes.
+        """Send beats and check the other processes' beats.
 
         Timeouts count own beats instead of time: a process that was stopped must not blame others when it resumes.
         """
@@ -88,7 +88,7 @@ class Heartbeat:
                 for rank, (last, now) in enumerate(zip(before, beats, strict=True)):
                     missed[rank] = missed[rank] + 1 if now == last != LEFT else 0
                 before = beats
-                lost = [rank for rank, number in enumerate(missed) if number >= BEATS + FIRST]  # after its own watchdog
+                lost = [rank for rank, number in enumerate(missed) if number >= BEATS + FIRST]  # after its watchdog
                 # The first live process reports the loss; the others only if it does not.
                 first = min(rank for rank, last in enumerate(beats) if rank not in lost and last != LEFT)
                 if lost and (self._rank == first or max(missed) >= BEATS + 2 * FIRST):
@@ -99,7 +99,7 @@ class Heartbeat:
                 self._store.set(self._keys[self._rank], LEFT)
 
     def _watch(self) -> None:
-        """End the process if the store does not answer, and keep the watchdog quiet."""
+        """End the process if the store does not answer; feed the watchdog."""
         problem = f"error: {self._who} {self._name} did not run {self._period_text}: killing it\n"
         words = [str(os.getpid()), str(BEATS), str(self._period_s), problem]
         before, missed = 0, 0

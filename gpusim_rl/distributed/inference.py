@@ -42,7 +42,7 @@ class _ServedActor:
     alive: bool = False
     obs: dict[str, Tensor] = field(default_factory=dict)
     action: Tensor | None = None
-    ready_since: float | None = None  # start of the wait for actions; None while it steps
+    ready_since: float | None = None  # start of the wait for actions; None while the actor steps
     t: int = 0
     version: int = 0
 
@@ -50,8 +50,8 @@ class _ServedActor:
 class InferenceRollouts(Rollouts):
     """Rollouts with central inference, as in GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
 
-    A thread answers actors in batches: once `max_batch` of them wait, or the first has waited for `max_wait_ms`; with
-    0, all that are waiting. It acts with a copy of the weights, never with half-updated weights.
+    A thread answers actors in batches: once `max_batch` of them wait, or the first has waited for `max_wait_ms` (0: at
+    once). It acts with a copy of the weights, never with half-updated weights.
     """
 
     def __init__(self, engine: Engine, start: RunStart, seed: int) -> None:

@@ -1,6 +1,6 @@
-"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846): exploration of settings and record of copies.
+"""Population-based training (Jaderberg et al. 2017, arXiv 1711.09846): perturbation of settings and table of copies.
 
-Ray Tune's scheduler decides which trial copies which. A copy is a run that continues another trial's checkpoint.
+Ray Tune's scheduler decides which trial copies which. A copy is a run that continues from another trial's checkpoint.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -
 
 
 def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
-    """Return the newest intact checkpoint in a trial's run folders that has iterations left."""
+    """Return a trial's newest intact checkpoint with iterations left, or None."""
     from gpusim_rl.files.checkpoint_file import is_whole  # torch
 
     files = [file for file in trial.glob("2*/checkpoints/[0-9]*.pt") if re.fullmatch("[0-9]{1,18}", file.stem)]
@@ -75,7 +75,7 @@ def settings_of(run: Path, space: Space) -> dict[str, Any] | None:
 
 
 def add_row(folder: Path, row: Mapping[str, Any]) -> None:
-    """Append a row to the table of a study, after removing one truncated by a full disk."""
+    """Append a row to a study's table; first remove a row truncated by a full disk."""
     with open_file(folder / TABLE, "ab+") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - LONGEST_ROW))

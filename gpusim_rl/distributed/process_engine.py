@@ -1,7 +1,7 @@
 """Actors as processes on this machine: `actors=process`.
 
-Rollout tensors and weights are in shared memory; the rest goes through a pipe. Processes start from a command line,
-because multiprocessing would import the user's script in each.
+Rollout tensors and weights are in shared memory; the rest goes through a socket. Each process is a new Python command,
+because multiprocessing would import the user's script.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from gpusim_rl.machine.child import Child, same_import_env
 
 SLOTS = 2  # rollout buffers per actor
 RETRY_S = 1e-4  # retry interval while weights are being written [s]
-MOST_PRINTED = 1_000_000  # limit on an actor's kept output [bytes]
+MOST_PRINTED = 1_000_000  # maximum size of an actor's kept output [bytes]
 STDERR = 2
 _START = "import sys; from gpusim_rl.distributed.process_engine import main; main(*map(int, sys.argv[1:]))"
 
 
 class SharedWeights:
-    """Weights with one writer and many readers, as a sequence lock.
+    """Shared weights with one writer and many readers, protected by a sequence lock.
 
-    Readers retry if the count is odd or changed, so a process killed while reading blocks no one. Requires ordered
+    Readers retry if the count is odd or changed, so a process killed while reading blocks no other. Requires ordered
     stores between processes, as on x86.
     """
 
@@ -47,7 +47,7 @@ class SharedWeights:
         self._copy = {name: torch.empty_like(x) for name, x in self._tensors.items()}
 
     def write(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Publish weights that are on the host."""
+        """Publish weights (host tensors)."""
         self._numbers[1] += 1
         for name, shared in self._tensors.items():
             shared.copy_(state[name])
@@ -68,7 +68,7 @@ class SharedWeights:
 
 
 class _Process:
-    """Learner's end of an actor process."""
+    """Learner's handle of an actor process."""
 
     def __init__(self, job: ActorJob, weights: SharedMemory) -> None:
         ours, theirs = socket.socketpair()  # unlike with a pipe, each end detects the loss of the other
@@ -78,12 +78,12 @@ class _Process:
         env = same_import_env(OMP_NUM_THREADS=threads, CUDA_VISIBLE_DEVICES="")
         self.child = Child([sys.executable, "-c", _START, *map(str, fds)], env=env, pass_fds=fds)
         theirs.close()
-        if timeout_s := job.config["actors"]["timeout_s"]:  # an actor may hang within a message
+        if timeout_s := job.config["actors"]["timeout_s"]:  # an actor may hang in the middle of a message
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", max(1, round(timeout_s)), 0))
         self.connection = Connection(ours.detach())
         self.slots: list[list[Tensor]] = []
-        self._free: list[int] = []  # slots for rollouts
+        self._free: list[int] = []  # free rollout slots
         self._waiting = 0  # requested rollouts without a slot
         _send(self.connection, job)
 
@@ -149,7 +149,7 @@ class ProcessEngine(Engine):
         process = self._actors[actor]
         try:
             answer = self._received(_receive(process.connection))
-        except BlockingIOError:  # the actor hangs within a message
+        except BlockingIOError:  # the actor hangs in the middle of a message
             return self._replace(actor, self._jobs[0].config["actors"]["timeout_s"])
         except (EOFError, OSError, pickle.UnpicklingError):
             return self._replace(actor, None, process.child.last_line())
@@ -185,7 +185,7 @@ def _lay_out_slots(memory: SharedMemory, envs: EnvDescription, *, pin: bool = Fa
 
 
 def _send(connection: Connection, message: Any) -> None:
-    connection.send_bytes(pickle.dumps(message))  # Connection.send passes tensors as files of shared memory
+    connection.send_bytes(pickle.dumps(message))  # Connection.send would pass tensors as shared-memory files
 
 
 def _receive(connection: Connection) -> Any:

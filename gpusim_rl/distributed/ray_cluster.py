@@ -21,13 +21,13 @@ from gpusim_rl.files.provenance import check_versions
 from gpusim_rl.machine.hardware import available_cpus
 
 REQUIREMENT = "ray[tune]>=2.50,<3"  # as in pyproject.toml
-PATIENCE_S = 5.0  # timeout for a cluster at its address [s]
+PATIENCE_S = 5.0  # timeout for connecting to a cluster's address [s]
 
 
 def require_ray(needed_by: str, address: str | None = None) -> Any:
     """Import Ray; raise ConfigError if it is missing or has an untested version."""
     if not (address or os.environ.get("RAY_ADDRESS")) and "ray" not in sys.modules:
-        # Ray listens on all addresses; only clients with the token may connect. Ray reads both at import.
+        # Ray listens on all addresses; only clients with the token may connect. Ray reads both variables at import.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     ray = import_extra("ray", "ray", needed_by)
@@ -37,7 +37,7 @@ def require_ray(needed_by: str, address: str | None = None) -> Any:
 
 @contextmanager
 def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1) -> Iterator[Any]:
-    """Connect Ray to a cluster, or to a local one that ends with the block.
+    """Connect to a Ray cluster, or start a local one that ends with the block; yield `ray`.
 
     Without `address`, RAY_ADDRESS is used. `num_cpus` is the minimum number of CPUs of a local cluster.
     """
@@ -63,7 +63,7 @@ def ray_cluster(needed_by: str, *, address: str | None = None, num_cpus: int = 1
                     ray.init(address, **quiet)
             except Exception as error:  # ray.init raises bare Exceptions
                 problem = "Ray failed to start on this machine" if address is None else f"no Ray cluster at {address}"
-                hint = "Try again when it is less busy" if address is None else "Try ray status on that machine"
+                hint = "Try again on an idle machine" if address is None else "Try ray status on that machine"
                 raise ConfigError(f"{problem}: {first_line(error)}", key=needed_by, hint=hint) from None
         stack.callback(ray.shutdown)
         yield ray

@@ -20,7 +20,7 @@ UP = "up"
 
 
 class RemoteActor:
-    """Ray actor; after a restart, it is empty until asked for its description."""
+    """Ray actor; it has no envs until a `describe` request, also after a restart."""
 
     def __init__(self, job: ActorJob) -> None:
         self._job = job
@@ -117,7 +117,7 @@ class RayEngine(Engine):
         return self._restarts(actor, silent_s, NO_ANSWER)
 
     def _restarts(self, actor: int, silent_s: float | None, last_words: str) -> Lost:
-        """Drop an actor's calls, and wait for its restart by Ray."""
+        """Drop an actor's pending calls, and request an answer from the restarted actor."""
         lost = self._died(actor, last_words, silent_s)
         self._attempts[actor] += 1
         # Calls without retries fail until Ray has restarted the actor, which would look like deaths.
@@ -126,7 +126,7 @@ class RayEngine(Engine):
         return lost
 
     def numbers(self) -> dict[str, float]:
-        """Return the fill level of the object store."""
+        """Return the fill level of the object store (0 to 1)."""
         whole = self._ray.cluster_resources().get(STORE, 0.0)
         free = self._ray.available_resources().get(STORE, 0.0)
         return {"actors/object_store": 1.0 - free / whole} if whole else {}

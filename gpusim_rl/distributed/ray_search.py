@@ -1,6 +1,6 @@
 """Hyperparameter search on Ray Tune: ASHA (early stopping) and population-based training.
 
-Trials run on this machine or on a cluster that shares the folder. The study is in Optuna's database.
+Trials run on this machine or on a cluster that shares the folder. The study is stored in Optuna's database.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpusim_rl.run.time_share import SAVE_ALL
 
 POINTER = "checkpoint.txt"  # file in Ray Tune's checkpoints: path of our checkpoint
 CHECKPOINT_S = 60.0  # timeout for a checkpoint that the run is writing [s]
-RESTARTS = 5  # restarts of a failed trial of a population
+RESTARTS = 5  # maximum restarts of a failed trial of a population
 
 
 def tune(search: Search) -> list[str]:
@@ -39,7 +39,7 @@ def tune(search: Search) -> list[str]:
     with ray_cluster(f"method={search.cfg.method}") as ray, database_errors(search):
         study = Study(replace(search, folder=search.folder.absolute()))
         with open_file(study.search.folder / "ray.lock", "ab") as file:
-            if not lock(file):  # Ray Tune restarts its numbering in each process
+            if not lock(file):  # Ray Tune numbers trials from 0 in each process
                 hint = "Try another study=<name>, or wait until that process ends"
                 raise ConfigError("another process is running this search", key=str(study.search.folder), hint=hint)
             if study.num_ended < search.cfg.trials:
@@ -82,7 +82,7 @@ def _fit(study: Study, cluster: Mapping[str, float]) -> None:
 
 
 def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[str, Any]]]:
-    """Return the remaining trials; for a population, also checkpoints and settings of trials to resume."""
+    """Return the remaining trial numbers; for a population, also checkpoints and settings of trials to resume."""
     search, ended = study.search, {number_of(trial) for trial in study.trials.get_trials(deepcopy=False)}
     left = search.cfg.trials - study.num_ended
     numbers = [number for number in range(len(ended) + left) if number not in ended][:left]
@@ -124,7 +124,7 @@ def make_scheduler(search: Search) -> Any:
     cfg, space, chance = search.cfg, search.space, random.Random()
     if cfg.method == "asha":
         sizes = {"max_t": search.iterations, "grace_period": cfg.grace, "reduction_factor": cfg.reduction}
-        return schedulers.ASHAScheduler("iteration", stop_last_trials=False, **sizes)  # the last ones save and end
+        return schedulers.ASHAScheduler("iteration", stop_last_trials=False, **sizes)  # runs end by themselves
 
     class Together(schedulers.PopulationBasedTraining):  # type: ignore[reportUntypedBaseClass]
         """Population whose trials never pause: each has its own CPUs."""
@@ -152,12 +152,12 @@ def _run_options(search: Search, cpus: float) -> tuple[list[str], dict[str, str]
 def _trainable(
     ray_tune: Any, search: Search, numbers: Sequence[int], checkpoints: Mapping[int, Path], cpus: float
 ) -> Any:
-    """Make Ray Tune's trainable, which follows a run row by row."""
-    cwd = os.getcwd()  # Ray's processes use another one
+    """Make Ray Tune's trainable class, which reads a run's metrics row by row."""
+    cwd = os.getcwd()  # Ray's processes have a different one
     grace = search.cfg.grace if search.cfg.method == "pbt" else search.iterations + 1
 
     class RemoteTrial(ray_tune.Trainable):  # type: ignore[reportUntypedBaseClass]
-        """Trial whose run begins with the first step, when its checkpoint is known."""
+        """Trial whose run starts at the first `step`, when its checkpoint is known."""
 
         def setup(self, config: dict[str, Any]) -> None:
             self._number = numbers[int(self.trial_id.rpartition("_")[2])]
@@ -227,7 +227,7 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
                 return
             row = {"trial": result["number"], "iteration": result["iteration"], "score": result[OBJECTIVE]}
             row |= {name: result[name] for name in ("since", "parent", "run")}
-            with suppress(OSError, ConfigError):  # a full disk does not end the trials
+            with suppress(OSError, ConfigError):  # a full disk must not end the trials
                 pbt.add_row(search.folder, row | {key: result["config"][key] for key in search.space})
             copied = "" if row["parent"] == row["trial"] else f", copied from trial {row['parent']}"
             say(f"iteration {row['iteration']}  trial {row['trial']}  {row['score']:.5g}{copied}", file=sys.stderr)

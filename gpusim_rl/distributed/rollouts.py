@@ -45,11 +45,11 @@ class Rollouts(ABC):
         self.envs: EnvDescription
         self.progress: dict[str, Any] = {}
         self._restarts = self._lost_rollouts = 0  # since the start of the run
-        self._continues = [False] * engine.num_actors  # whether the actor begins at `progress`
+        self._continues = [False] * engine.num_actors  # whether each actor begins from `progress`
         self._early: list[Answer] = []  # received before the first `publish`
 
     def start(self) -> None:
-        """Start the actors; wait for the first one."""
+        """Start the actors; wait until the first one is ready."""
         self.engine.start()
         began = patience = time.monotonic()
         while True:
@@ -64,7 +64,7 @@ class Rollouts(ABC):
                 logger.warning("no actor is ready after %.0f s. %s", now - began, self.engine.waits_for)
 
     def begin_from(self, progress: dict[str, Any]) -> None:
-        """Begin all actors' episodes at the training progress of other envs; call before the first `publish`."""
+        """Begin all actors' episodes from saved env state; call before the first `publish`."""
         self.progress, self._continues = progress, [True] * self.engine.num_actors
 
     def _begin(self, actor: int) -> None:
@@ -72,7 +72,7 @@ class Rollouts(ABC):
             self.engine.begin_from(actor, self.progress)
 
     def _lose(self, lost: Lost, rollouts: int) -> None:
-        """Count a lost actor and its lost rollouts."""
+        """Count and report a lost actor and its lost rollouts."""
         self._continues[lost.actor] = True
         self._restarts += 1
         self._lost_rollouts += rollouts
@@ -81,11 +81,11 @@ class Rollouts(ABC):
 
     @abstractmethod
     def publish(self, version: int, state: Mapping[str, Tensor]) -> None:
-        """Publish weights on the host for the actors' next rollouts."""
+        """Publish weights (host tensors) for the actors' next rollouts."""
 
     @abstractmethod
     def next(self, timeout_s: float) -> SentRollout | None:
-        """Return the oldest rollout, waiting up to `timeout_s`."""
+        """Return the oldest rollout, waiting up to `timeout_s`; None on timeout."""
 
     @abstractmethod
     def release(self, rollout: SentRollout) -> None:
@@ -102,7 +102,7 @@ class Rollouts(ABC):
 
 
 class ActorsRollouts(Rollouts):
-    """Rollouts of actors that run the policy, with the newest weights at the start (with Ray: at the request)."""
+    """Rollouts of actors that run the policy; each uses the newest weights at its start (with Ray: at its request)."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -189,7 +189,7 @@ class RemoteEnvs(Environment):
 
 
 class InFlight:
-    """Non-blocking copies between the learner's device and the host."""
+    """Non-blocking copies of weights and rollouts between the learner's device and the host."""
 
     def __init__(self, rollouts: Rollouts, device: torch.device) -> None:
         self._rollouts, self._device, self._cuda = rollouts, device, device.type == "cuda"
@@ -223,7 +223,7 @@ class InFlight:
             self._rollouts.release(rollout)
 
     def poll(self) -> bool:
-        """Complete finished copies; return whether others are under way."""
+        """Handle finished copies; return whether others are under way."""
         if self._leaving is not None and self._leaving[0].query():
             (_, version), self._leaving = self._leaving, None
             self._rollouts.publish(version, self._pinned)
@@ -274,7 +274,7 @@ class ActorsCollector(Collector):
         self._version += 1
 
     def _next(self, number: int, pause: Pause) -> SentRollout:
-        """Wait for a rollout that is not too old."""
+        """Wait for a rollout within the maximum policy lag; drop older ones."""
         waiting_since = time.monotonic()
         while True:
             rollout = self._rollouts.next(COPYING_S if self._in_flight.poll() else POLL_S)

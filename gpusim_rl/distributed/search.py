@@ -35,15 +35,15 @@ class SearchConfig:
     pruner: Literal["hyperband", "median", "none"] = "hyperband"  # optuna: early stopping
     # Iterations before asha may stop a trial, or between two changes by pbt. 0: a ninth of a training run
     grace: Annotated[int, Rule("an int >= 0", lambda value: value >= 0)] = 0
-    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # asha: keeps 1 of this many
+    reduction: Annotated[float, Rule("a number above 1", lambda value: value > 1)] = 3.0  # asha: keeps 1/reduction
     study: str = ""  # name; a search with the same name and folder continues the study
-    space: str = ""  # file; empty: space of the algorithm
+    space: str = ""  # yaml file; empty: the algorithm's default space
     stall_s: Positive = 600.0  # timeout for a new row of metrics [s]
 
 
 @dataclass(frozen=True)
 class Search:
-    """Search as requested by the user."""
+    """Search as specified on the command line."""
 
     cfg: SearchConfig  # with resolved `study` and `grace`
     space: Space
@@ -54,7 +54,7 @@ class Search:
     folder: Path  # database and tables; run folders are next to it
 
     def runs_of(self, number: int) -> Path:
-        """Return the folder of a trial's run folders."""
+        """Return the folder that contains a trial's run folders."""
         return self.folder.parent / f"{self.cfg.study}.{number:04d}"
 
     def refuse_links(self) -> None:

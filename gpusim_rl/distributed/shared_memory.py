@@ -15,7 +15,7 @@ ALIGNMENT = 64  # size of a cache line [bytes]
 
 
 class SharedMemory:
-    """Anonymous file, freed with its last process; `fd` can be passed to other processes, None creates a file."""
+    """Anonymous file, freed with its last process. `fd`: descriptor from another process; None creates a file."""
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
@@ -25,7 +25,7 @@ class SharedMemory:
         self._pinned: list[Tensor] = []
 
     def lay_out(self, shapes: Sequence[tuple[tuple[int, ...], torch.dtype]], *, pin: bool = False) -> list[Tensor]:
-        """Map tensors of these shapes and types, the same in all processes; `pin` registers them with CUDA."""
+        """Return tensors of these shapes and types, at equal offsets in all processes; `pin` pins them for CUDA."""
         spans, end = [], 0
         for shape, dtype in shapes:
             size = torch.Size(shape).numel() * dtype.itemsize

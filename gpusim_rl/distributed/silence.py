@@ -24,7 +24,7 @@ class Silence:
         self._took_s = [0.0] * num_actors  # duration of the last answer; long ones decay
 
     def begins(self, actor: int) -> None:
-        """Reset an actor that was restarted or has created its envs."""
+        """Reset the state of an actor that was restarted or has created its envs."""
         self._owed[actor], self._silent_s[actor], self._first[actor] = 0, 0.0, True
 
     def asked(self, actor: int) -> None:

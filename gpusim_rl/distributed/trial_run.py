@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 
 class TrialFailedError(Exception):
-    """A run ended with an error, logged nothing for `stall_s`, or has no finite return."""
+    """Failure of a run: it exited with an error, logged nothing for `stall_s`, or has no finite return."""
 
 
 class TrialRun:
@@ -59,7 +59,7 @@ class TrialRun:
         return str(max(new).absolute()) if new else ""
 
     def rows(self) -> Iterator[tuple[int, float]]:
-        """Yield iteration and objective of each row of metrics that has one; the last row once the run has ended."""
+        """Yield iteration and objective of each metrics row with an objective; the last row once the run has ended."""
         seen = 0
         while True:
             running = self.running

@@ -26,7 +26,7 @@ from gpusim_rl.settings.overrides import key_of, value_of
 
 MAY_DIFFER = ("device", "sim_device", "rl_device", "log.", "wandb_")
 """Prefixes of settings that may differ between trials of a study."""
-INTERRUPTED = "interrupted"  # attribute of a trial that the user stopped; it does not count
+INTERRUPTED = "interrupted"  # attribute of trials that the user stopped; they do not count
 DATABASE = "study.db"
 LOCK_S = 60.0  # timeout for another process's write to the database [s]
 FOREIGN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -79,7 +79,7 @@ def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
 
 
 def _run(study: Study, trial: Any) -> float:
-    """Train a trial, and stop it if the pruner says so."""
+    """Train a trial until it ends or is pruned; return its last objective."""
     run = TrialRun(study.search, trial.number, {key: trial.params[key] for key in study.search.space})
     newest = None
     try:
@@ -105,7 +105,7 @@ class Study:
     def __init__(self, search: Search) -> None:
         self.search, self.optuna = search, import_extra("optuna", "tune", "tools/tune.py")
         optuna: Any = self.optuna
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings have tracebacks of interrupted trials
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings include tracebacks of interrupted trials
         search.refuse_links()
         search.folder.mkdir(parents=True, exist_ok=True)
         _check_files(search.folder / DATABASE)
@@ -119,7 +119,7 @@ class Study:
                 storage=optuna.storages.RDBStorage(f"sqlite:///{DATABASE}", engine),
                 load_if_exists=True,
                 direction="maximize",
-                sampler=optuna.samplers.TPESampler(),  # unseeded: processes must not draw the same settings
+                sampler=optuna.samplers.TPESampler(),  # unseeded: processes must not sample the same settings
                 pruner=self._pruner(),
             )
             self._refuse_other_search()
@@ -137,7 +137,7 @@ class Study:
         return pruners.NopPruner()
 
     def _refuse_other_search(self) -> None:
-        """Refuse a study with another method, space or training."""
+        """Raise ConfigError for a study with another method, space or training settings."""
         search, cfg = self.search, self.search.cfg
         now: dict[str, Any] = {"method": cfg.method}
         if cfg.method == "pbt":  # populations have a fixed size
@@ -153,8 +153,8 @@ class Study:
                 raise ConfigError(f"had {was}, now {got}", key=f"study={cfg.study}", hint=f"Try study={cfg.study}-1")
 
     def _check_trials(self) -> None:
-        """Refuse trials on which Optuna or the report would fail."""
-        kinds, _ = self.distributions(), self.trials.direction  # RuntimeError if there are two
+        """Raise ValueError for trials on which Optuna or the report would fail."""
+        kinds, _ = self.distributions(), self.trials.direction  # RuntimeError if the study has several objectives
         for trial in self.trials.get_trials(deepcopy=False):
             complete, waits = trial.state.name == "COMPLETE", trial.state.name == "WAITING"
             strange = any(kinds.get(key, kind) != kind for key, kind in trial.distributions.items())
@@ -177,7 +177,7 @@ class Study:
 
     @property
     def num_ended(self) -> int:
-        """Number of ended trials, without interrupted ones."""
+        """Number of ended trials, excluding interrupted ones."""
         trials = self.trials.get_trials(deepcopy=False)
         return sum(trial.state.is_finished() and INTERRUPTED not in trial.user_attrs for trial in trials)
 
@@ -220,7 +220,7 @@ class Study:
         return lines
 
     def _run_of(self, trial: Any) -> str:
-        """Return a trial's run folder, rebuilt from its name; empty without one."""
+        """Return a trial's run folder, rebuilt from its name; empty if unknown."""
         name = Path(str(trial.user_attrs.get("run", ""))).name
         folder = self.search.runs_of(number_of(trial)).absolute()
         return str(folder / name) if re.fullmatch(r"2[\w-]*", name, re.ASCII) else ""
