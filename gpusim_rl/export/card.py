@@ -29,7 +29,7 @@ _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 def describe(
     player: Player, model: ExportedPolicy, control: ControlMap | None, order: JointOrder | None
 ) -> dict[str, Any]:
-    """Return the card without files, errors, latencies, and anything that the task does not declare."""
+    """Return the card without files, errors and latencies; omit entries that the task does not declare."""
     env = player.env
     card: dict[str, Any] = {
         "format": FORMAT,
@@ -110,7 +110,7 @@ def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
 
 
 def _commands(env: VecEnv) -> dict[str, list[float] | None]:
-    """Return the range of each command in the sources at this training stage; None if unknown."""
+    """Return the current range of each command that the policy observes; None if unknown."""
     sources = [env.task.sources.get(term.name, "") for term in env.obs_terms.get("policy", ())]
     names = [name for source in sources if source.startswith("command ") for name in source.split()[1:]]
     target = steerable(env.task)

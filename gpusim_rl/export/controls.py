@@ -36,10 +36,10 @@ class ControlMap:
 
 
 def measure(env: VecEnv, seed: int) -> ControlMap | None:
-    """Apply random actions in random episodes and fit the resulting controls.
+    """Fit a map to the controls that random actions produce in random episodes.
 
-    Return None if a control depends on several action columns or earlier actions, if the task applies forces too, or if
-    the simulator has no MuJoCo controls.
+    Return None if a control depends on several action columns or earlier actions, if the task also applies forces, or
+    if the simulator has no MuJoCo controls.
     """
     sim, task = env.sim, env.task
     inputs = [getattr(sim, name, None) for name in ("ctrl", "qfrc_applied", "xfrc_applied")]

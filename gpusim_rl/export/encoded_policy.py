@@ -34,18 +34,18 @@ class EncodedPolicy(Policy):
         return action, older + state
 
     def initial_state(self, batch: int) -> Hidden:
-        """Return zeros."""
+        """Return the initial recurrent state, zeros."""
         return self._begin(batch) + self.policy.initial_state(batch)
 
     def actor_state(self, batch: int) -> Hidden:
-        """Return zeros, without the critic's state."""
+        """Return the actor's initial recurrent state, zeros."""
         return self._begin(batch) + self.policy.actor_state(batch)
 
     def _begin(self, batch: int) -> Hidden:
         return (torch.zeros(self.older, batch, self.encoder.out_size),) if self.older else ()
 
     def _encoded(self, obs: Observation, hidden: Hidden) -> tuple[Observation, Hidden]:
-        # Not the encoder's `forward`, which splits batches: exporters need a dynamic size.
+        # Not the encoder's `forward`, which splits batches: exporters need a dynamic batch size.
         networks = self.encoder.networks.items()
         newest = torch.cat([network(scaled(obs[group], torch.float32)) for group, network in networks], dim=1)
         every = torch.cat([*hidden[: 1 if self.older else 0], newest[None]])

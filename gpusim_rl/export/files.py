@@ -50,8 +50,8 @@ def write_all(
         name: Run folder, checkpoint, or task (its latest run).
         out: Output folder; default `export` or `export-<order>` in the run folder, numbered if it exists.
         overwrite: Whether to replace an existing folder's files.
-        int8: Whether to write an 8-bit ONNX file too.
-        order: Vendor of the joint order, a key of `ORDERS`; None for the scene's.
+        int8: Whether to also write an 8-bit ONNX file.
+        order: Vendor of the joint order, a key of `ORDERS`; None: the scene's order.
         trust: Whether to allow importing classes that the run names.
         config_dir: User's folder with additional tasks.
 
@@ -97,7 +97,7 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
     start = {}
     if isinstance(env, VecEnv):
         sim: Any = env.sim
-        start = {"start": {"qpos": sim.qpos[0].tolist(), "qvel": sim.qvel[0].tolist()}}  # random start of the task
+        start = {"start": {"qpos": sim.qpos[0].tolist(), "qvel": sim.qvel[0].tolist()}}  # random initial state
         control, clip_observations = measure(env, SEED), env.cfg.clip_observations
         clip_actions = None if isinstance(env.action_space, MultiDiscrete) else env.cfg.clip_actions
     order = None if vendor is None else joint_order(vendor, env, control)

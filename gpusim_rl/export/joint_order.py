@@ -1,4 +1,4 @@
-"""Joint orders of robot vendors, and exported policies in such an order."""
+"""Joint orders of robot vendors, and their application to exported policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),
     )
 }
-"""Joint names without `_joint`, of several robots by vendor."""
+"""Joint names without `_joint` in each vendor's order, one tuple per robot family."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class JointOrder:
 
 def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> JointOrder:
     """Return a vendor's order for a task's policy; raise ConfigError if joints, actions or observations do not fit."""
-    key, hint = f"--order {vendor}", "Leave it out"
+    key, hint = f"--order {vendor}", "Try without --order"
     if not isinstance(env, VecEnv):
         raise ConfigError("envs of another library have unknown joints", key=key, hint=hint)
     model, sources = env.sim.scene.model, env.task.sources

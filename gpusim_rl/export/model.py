@@ -28,7 +28,7 @@ from gpusim_rl.spaces import ImageShape
 
 
 class ExportedPolicy(nn.Module):
-    """Observation clipping, normaliser, network, most likely action, action clipping, joint order and controls."""
+    """Policy with observation clipping, normaliser, most likely action, action clipping, joint order and controls."""
 
     offset: Tensor
     scale: Tensor
@@ -98,7 +98,7 @@ class ExportedPolicy(nn.Module):
         return [f"state_{i}" for i in range(len(self.initial_state(1)))]
 
     def example(self, size: int) -> tuple[Tensor, ...]:
-        """Return zero inputs, a batch of 2, for observations of `size` columns."""
+        """Return zero inputs in a batch of 2, with observations of `size` columns."""
         images = (torch.zeros(2, *shape, dtype=torch.uint8) for shape in self.images.values())
         return torch.zeros(2, size), *images, *self.initial_state(2)
 

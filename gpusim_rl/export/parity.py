@@ -19,7 +19,7 @@ from gpusim_rl.learn.algorithm import Policy
 
 OBSERVATIONS = 10_000
 IMAGE_OBSERVATIONS = 500  # number of observations for image policies
-IMAGE_ROUNDING = 5e-5  # output change that rounding explains in image policies
+IMAGE_ROUNDING = 5e-5  # maximum change of an image policy's output due to rounding
 STEPS = 10  # episode length, over which recurrent state is carried [control steps]
 TOLERANCE = 1e-5  # maximum error of ONNX and TorchScript, relative for magnitudes (or control scales) above 1
 INT8_TOLERANCE = 0.1  # 8-bit error that counts as a different action: a twentieth of the range [-1, 1]
@@ -37,12 +37,12 @@ Function = Callable[..., Arrays]
 
 @dataclass(frozen=True)
 class Parity:
-    """Errors of a file."""
+    """Errors of an exported file."""
 
-    max_error: float  # of all outputs, relative as for `TOLERANCE`, without borders
-    borders: int  # observations whose rounding changes the policy's choice
+    max_error: float  # of all outputs, relative as for `TOLERANCE`, except at borders
+    borders: int  # number of observations whose rounding changes the policy's choice
     observations: int
-    others: int  # observations with an error above `INT8_TOLERANCE`
+    others: int  # number of observations with an error above `INT8_TOLERANCE`
     rounding: float  # largest change of the policy's outputs between neighbouring float32 observations
 
     @property
@@ -52,7 +52,7 @@ class Parity:
 
 
 def onnx_function(file: Path) -> Function:
-    """Load an ONNX file, on one thread."""
+    """Load an ONNX file as a function that runs on one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -62,7 +62,7 @@ def onnx_function(file: Path) -> Function:
 
 
 def torchscript_function(file: Path) -> Function:
-    """Load a TorchScript file."""
+    """Load a TorchScript file as a function."""
     module = torch.jit.load(file)
 
     @torch.no_grad()
@@ -73,7 +73,7 @@ def torchscript_function(file: Path) -> Function:
 
 
 def numpy_function(file: Path) -> Function:
-    """Load a file of arrays and operations, run by `policy.py`."""
+    """Load a file of arrays and operations as a function, run by `policy.py`."""
     run = plain_function(file.read_bytes())
     return lambda obs: tuple(map(np.asarray, run({"obs": obs})))
 
@@ -126,7 +126,7 @@ def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
         norm = norms["policy"]
         mean, scale = norm.mean.numpy()[:size], norm.scale.double().numpy()[:size]  # without encoder features
     z = 3.0 * random.standard_normal((OBSERVATIONS, size))
-    number = OBSERVATIONS // 20  # per extreme kind
+    number = OBSERVATIONS // 20  # per kind of extreme observation
     far, alone, huge, _ = np.split(z[: 4 * number], 4)
     far[:] = random.uniform(-100.0, 100.0, far.shape)
     alone[np.arange(number), random.integers(size, size=number)] *= 1e3
@@ -137,13 +137,13 @@ def random_observations(policy: Policy, size: int, seed: int) -> np.ndarray:
 
 
 def error_units(model: ExportedPolicy) -> list[np.ndarray | float]:
-    """Return the minimum unit of each output's error: 1, or a control's scale."""
+    """Return the minimum denominator of each output's relative error: 1, or a control's scale if larger."""
     control = [model.scale.abs().clamp(min=1.0).numpy()] if model.has_control else []
     return [1.0, *control, *(1.0 for _ in model.initial_state(1))]
 
 
 def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, units: Units = (1.0,)) -> Parity:
-    """Compare two functions in episodes of `STEPS` control steps; each carries its own state.
+    """Compare two functions in episodes of `STEPS` control steps; each function carries its own state.
 
     A choice (a discrete action, or a bin) can change between neighbouring float32 observations. Such borders are
     counted, not compared. `inputs` are observations [n, size] and images [n, ...], `state` the initial state, [layers,

@@ -46,7 +46,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {  # ONNX operations
 
 
 class DeployedPolicy:
-    """Exported policy with memory; `plain` uses numpy even if onnxruntime is installed."""
+    """Exported policy with recurrent state and history; `plain` uses numpy even if onnxruntime is installed."""
 
     def __init__(self, folder: str | Path = Path(__file__).parent, plain: bool = False) -> None:
         folder = Path(folder)
@@ -72,7 +72,7 @@ class DeployedPolicy:
         self.reset()
 
     def reset(self) -> None:
-        """Clear the memory at the start of an episode."""
+        """Clear the last action, history and recurrent state at the start of an episode."""
         self.action = np.zeros(self.card["action"]["size"], self.card["action"]["dtype"])
         self._frames: dict[str, list[np.ndarray]] = {}
         self._state = {
@@ -136,7 +136,7 @@ def content(folder: Path, name: str) -> bytes:
 
 
 def plain_function(npz: bytes) -> Callable[[dict[str, Any]], list[Any]]:
-    """Build a function from a file with an ONNX graph's arrays and operations."""
+    """Build a function from an npz file with an ONNX graph's arrays and operations."""
     with zipfile.ZipFile(io.BytesIO(npz)) as archive:
         if any(entry.compress_type for entry in archive.infolist()):
             raise ValueError("compressed arrays: a few bytes could expand to gigabytes")

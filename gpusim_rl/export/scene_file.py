@@ -59,12 +59,12 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     read = mujoco.MjModel.from_xml_path(str(folder / SCENE))
     for field in ("nq", "nv", "nu", "nsensordata", "body_mass", *(f"actuator_{name}" for name in _CONTROLLED)):
         if not np.allclose(getattr(read, field), getattr(model, field), rtol=10.0 ** (3 - digits), atol=1e-12):
-            raise ConfigError(f"MuJoCo {mujoco.__version__} reads a different {field} from it", key=SCENE)
+            raise ConfigError(f"MuJoCo {mujoco.__version__} reads back a different {field}", key=SCENE)
     return model
 
 
 def needs(model: mujoco.MjModel) -> str | None:
-    """Return the first MuJoCo version with all features of the actuators; None for any from 3.3."""
+    """Return the oldest MuJoCo version with all features of the actuators; None if 3.3 suffices."""
     if any(is_dc_motor(model, i) for i in range(model.nactuator)):
         return DC_MOTORS
     return DELAYS if (model.actuator_delay > 0.0).any() else None
