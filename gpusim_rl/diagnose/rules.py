@@ -17,7 +17,7 @@ class Finding:
 
     cost: float  # maximum share of the run's time at stake; 1 if results are wrong or the run may crash
     problem: str  # one clause with numbers
-    settings: tuple[str, ...] = ()  # overrides to try; several in one entry belong together
+    settings: tuple[str, ...] = ()  # alternative overrides to try; one entry may hold several that belong together
     hint: str = ""  # clause with another remedy
     rule: str = ""
 
@@ -70,7 +70,7 @@ def diverged_envs(run: RunStats) -> Finding | None:
     """Find frequent divergence; a single env now and then is normal."""
     if run.diverged < 1e-3:
         return None
-    problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps; these samples are lost"
+    problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps; these samples are dropped"
     settings = (f"task.physics_hz={2 * run.physics_hz:g}",) if run.physics_hz else ()
     return Finding(min(1.0, 100 * run.diverged), problem, settings)
 
@@ -136,7 +136,7 @@ def few_envs(run: RunStats) -> Finding | None:
 
 
 def oversubscribed(run: RunStats) -> Finding | None:
-    """Find threads that share CPUs and wait for each other."""
+    """Find threads that outnumber the CPUs and wait for each other."""
     if not run.too_many_threads:
         return None
     physics, torch = run.physics_threads or 0, run.torch_threads or 0
@@ -161,7 +161,7 @@ def busy_machine(run: RunStats) -> Finding | None:
 
 
 def unused_cpus(run: RunStats) -> Finding | None:
-    """Find CPUs that physics could use."""
+    """Find idle CPUs that physics could use."""
     threads = run.physics_threads
     if not run.cpu_physics or threads is None or threads >= run.cpus or run.simulate < 0.4:
         return None
@@ -219,9 +219,9 @@ def small_minibatches(run: RunStats) -> Finding | None:
 
 
 def logging_bound(run: RunStats) -> Finding | None:
-    """Find slow logging in all rows."""
+    """Find logging that is slow in every row."""
     if run.log_cost < 0.05 or run.log_peaks >= 0.5 * run.log or sums_bound(run):
-        return None  # rows are summed over processes too
+        return None  # logging also sums rows over processes
     problem = f"logging-bound: writing rows takes {_percent(run.log_cost)} of the time"
     off = (("wandb_activate=false",) if run.wandb else ()) + (("log.tensorboard=false",) if run.tensorboard else ())
     return Finding(run.log_cost, problem, (f"log.interval={10 * run.log_interval}", *off))

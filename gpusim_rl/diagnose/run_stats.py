@@ -32,7 +32,7 @@ class RunStats:
 
     # Settings
     task: str
-    num_envs: int  # of each process, or of each actor
+    num_envs: int  # per process or per actor
     num_actors: int = 0  # 0: the learner simulates itself
     algo: str  # name of the algorithm, and of the section with its settings
     horizon: int  # control steps
@@ -59,7 +59,7 @@ class RunStats:
     graph_mode: str | None = None  # content of CUDA graphs: off, update, step or rollout
     graph_reason: str = ""
     processes: int = 1  # number of learning processes
-    local_processes: int = 1  # number on the first one's machine
+    local_processes: int = 1  # number on the machine of the first process
     actor_engine: str | None = None  # ray or process
     cpus: int  # available to the process
     machine_cpus: int | None = None
@@ -80,7 +80,7 @@ class RunStats:
     update: float = 0.0
     log: float = 0.0
     sums: float | None = None  # in sums over processes, including waits, in any phase; mean over processes
-    log_peaks: float = 0.0  # part of `log` beyond its usual share
+    log_peaks: float = 0.0  # part of `log` beyond its median per row
     cpu_percent: float | None = None  # of the available CPUs
     memory_gb: float | None = None
     load: float | None = None  # runnable threads on the machine
@@ -89,7 +89,7 @@ class RunStats:
     speed_trend: float | None = None  # speed in the last quarter of the rows / first quarter
     memory_growth_gb: float | None = None  # from the first to the last quarter of the rows
     diverged: float = 0.0  # share of all control steps
-    overflow: float = 0.0  # maximum number of envs
+    overflow: float = 0.0  # maximum number of envs that dropped contacts
     actor_wait: float | None = None  # share of the actors' time waiting for the learner
     lag_mean: float | None = None  # updates
 
@@ -105,7 +105,7 @@ class RunStats:
 
     @property
     def all_envs(self) -> int:
-        """Envs of all processes or actors."""
+        """Number of envs of all processes or actors."""
         return self.num_envs * self.processes * max(1, self.num_actors)
 
     @property
@@ -149,7 +149,7 @@ class RunStats:
 
     @property
     def too_many_threads(self) -> bool:
-        """True if the run's own threads exceed the CPUs."""
+        """True if the run has more threads than CPUs."""
         machine_cpus = self.machine_cpus or self.local_processes * self.cpus
         return self.most_threads > self.cpus or self.local_processes * self.most_threads > machine_cpus
 

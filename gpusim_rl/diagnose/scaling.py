@@ -16,7 +16,7 @@ MEMORY = 0.85  # maximum share of the memory for a recommended setting
 ENOUGH = 0.95  # share of the best speed that counts as the best
 BUSY = 90.0  # load of saturated CPUs [%]
 
-Points = Mapping[int, Measurement]  # by number of envs on one device, of processes or of actors
+Points = Mapping[int, Measurement]  # keyed by number of envs (on one device), of processes or of actors
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def fits(point: Measurement) -> bool:
 
 
 def knee(points: Points) -> int | None:
-    """Return the fewest envs beyond which no measurement gains `GAIN` per doubling."""
+    """Return the fewest envs beyond which no measurement gains `GAIN` per doubling; None without measurements."""
     usable = [num_envs for num_envs, point in _measured(points).items() if fits(point)]
     for i, few in enumerate(usable):
         if all(gain_per_doubling(points, few, many) < GAIN for many in usable[i + 1 :]):
@@ -72,7 +72,7 @@ def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> 
             work = f"{share} of the time at {knees['cpu']} envs is physics, policy and learning"
             reasons.append(f"no GPU was measured. {work}, which a GPU would do")
     if knees[best] != tuned_envs:
-        reasons.append(f"{task}'s settings are tuned for {tuned_envs} envs: {knees[best]} learn differently per sample")
+        reasons.append(f"{task} is tuned for {tuned_envs} envs; with {knees[best]}, learning per sample differs")
     return Recommendation(best, knees[best], speedup, reasons)
 
 
@@ -115,7 +115,7 @@ def _crowded(measured: Points, unit: str) -> list[str]:
 
 
 def _as_fast(one: Measurement, other: Measurement) -> bool:
-    """Return whether the per-iteration speeds of two trainings overlap."""
+    """Return whether the ranges of two trainings' per-iteration speeds overlap."""
     return one.slowest <= other.fastest and other.slowest <= one.fastest and min(one.slowest, other.slowest) > 0
 
 
@@ -132,19 +132,19 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
 
 
 def efficiency(points: Points) -> dict[int, float]:
-    """Return the speed per process or actor, relative to the smallest number of them."""
+    """Return the speed per process or actor, relative to the smallest number measured."""
     each = {count: point.env_steps_per_s / count for count, point in _measured(points).items()}
     return {count: speed / next(iter(each.values())) for count, speed in each.items()}
 
 
 def useful(points: Points) -> int | None:
-    """Return the smallest number within 5 % of the maximum speed, if any."""
+    """Return the smallest number of processes or actors within 5 % of the maximum speed; None without measurements."""
     speeds = {count: point.env_steps_per_s for count, point in _measured(points).items()}
     return next((count for count, speed in speeds.items() if speed >= ENOUGH * max(speeds.values())), None)
 
 
 def reasons(points: Points, unit: str) -> list[str]:
-    """Explain the useful number of `processes` or `actors`."""
+    """Return sentences that explain the `useful` number; `unit` is processes or actors."""
     at, measured = useful(points), _measured(points)
     failed = {count: point.error for count, point in sorted(points.items()) if point.error}
     if at is None:
@@ -155,7 +155,7 @@ def reasons(points: Points, unit: str) -> list[str]:
         sentences.append(f"why not {more}: {why}")
     sentences += [f"{count} could not be measured: {error}" for count, error in failed.items()]
     if age := _age(measured[at]):
-        sentences.append(f"with {at} {age}: fewer may learn better from fewer samples")
+        sentences.append(f"with {at}, {age}: fewer may need fewer samples")
     return sentences + _crowded(measured, "")
 
 
@@ -176,7 +176,7 @@ def _why_not(point: Measurement, unit: str) -> str:
     if unit == "processes" and wait is not None and wait >= 0.2:
         causes.append(f"{percent(wait)} of the time is spent in sums over the processes, waiting for the slowest")
     if unit == "actors" and wait is not None and wait < 0.1:
-        causes.append(f"the learner is saturated, it waits {percent(wait)} for rollouts")
+        causes.append(f"the learner is saturated: it waits {percent(wait)} for rollouts")
     if point.actor_wait is not None and point.actor_wait >= 0.3:
         causes.append(f"actors wait {percent(point.actor_wait)} of the time for the learner")
     if point.cpu_percent is not None and point.cpu_percent > BUSY:
@@ -191,7 +191,7 @@ def _age(point: Measurement) -> str:
 
 
 def speeds(point: Measurement) -> dict[str, str]:
-    """Return the speed columns."""
+    """Return the speed columns of a table row, by heading."""
     if point.error is not None:
         return {"env steps/s": "–"}
     numbers = {"env steps/s": point.env_steps_per_s, "slowest": point.slowest, "fastest": point.fastest}

@@ -1,4 +1,4 @@
-"""Short trainings in subprocesses, started like a user's, and their measurements."""
+"""Measurements of short trainings, run as `train.py` in subprocesses."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Measurement:
 
     error: str | None = None  # one line; all other fields are then empty
     env_steps_per_s: float = 0.0  # median over the measured iterations, all envs
-    slowest: float = 0.0  # iteration [env steps/s]
-    fastest: float = 0.0  # iteration [env steps/s]
+    slowest: float = 0.0  # speed of the slowest iteration [env steps/s]
+    fastest: float = 0.0  # speed of the fastest iteration [env steps/s]
     iterations: int = 0  # number of measured iterations
     phases: Mapping[str, float] = field(default_factory=dict)  # nonzero shares
     step_ms: float = 0.0  # duration of a control step of all envs, with the policy, without learning [ms]
-    memory_gb: float | None = None  # RAM of the first process and its children; on `cuda` used GPU memory
+    memory_gb: float | None = None  # RAM of the first process and its children; on `cuda`, used GPU memory
     memory_limit_gb: float | None = None
     sim: str = ""
     precision: str = ""  # of the networks
@@ -52,7 +52,7 @@ def measure_training(
     seconds: float = 0.0,
     timeout_s: float = 900.0,
 ) -> Measurement:
-    """Start `train.py`, and stop it after enough iterations.
+    """Run `train.py` for enough iterations; return the measurement, with `error` if the training failed.
 
     Args:
         overrides: Command line of the training.

@@ -113,7 +113,7 @@ def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -
 def _add_device_work(
     trace: Trace, segments: list[_Segment], complete: list[_Event], calls: Mapping[Any, _Event]
 ) -> tuple[list[float], _Union, _Union]:
-    """Add device work to the phases that launched it; return ends of segments, spans of work and graphs."""
+    """Add device work to the phases that launched it; return segment ends, spans of work, and spans with graphs."""
     ends = [segment.end for segment in segments]  # on the host; device work extends them below
     busy_spans: list[tuple[float, float]] = []
     graph_spans: dict[Any, tuple[float, float]] = {}

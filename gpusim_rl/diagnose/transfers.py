@@ -37,7 +37,7 @@ class Loop:
     device: torch.device  # of the learner
     iterate: Callable[[], None]  # runs one iteration: rollout, update and logging
     observe: Callable[[Callable[[str], AbstractContextManager[Any]]], None]  # like `PhaseTimer.observe`
-    library: str | None = None  # package of the source locations; None = first line outside of torch
+    library: str | None = None  # package in which source locations are found; None = first line outside of torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _sync_warnings(loop: Loop, iterations: int, phases: list[str]) -> Counter[So
 
 
 def violations(result: Audit, rows: int) -> list[str]:
-    """Return the transfers and waits that steady training must not have; `log` may copy `rows` rows of metrics."""
+    """Describe transfers and waits that steady training must not have; phase `log` may copy `rows` rows of metrics."""
     lines = []
     for phase, work in result.work.items():
         if phase in (PHYSICS, CHECKPOINT):
