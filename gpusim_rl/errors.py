@@ -37,8 +37,8 @@ OUT_OF_MEMORY = (
     "failed to map segment",
     "can't start new thread",
 )
-SURE = 0.75  # similarity in `closest`
-LONGEST = 1000  # characters of a message; a longer one loses its middle
+SURE = 0.75  # similarity at which `closest` ignores the first letter
+LONGEST = 1000  # maximum characters of a message; longer ones lose their middle
 
 
 class _Missing(Enum):
@@ -91,14 +91,14 @@ class ConfigError(UserError):
 
 
 class TaskError(UserError):
-    """Breach of the contract of `Task` (shape, dtype, NaN); the key names the method; exit code 2."""
+    """Violation of `Task`'s contract (shape, dtype, NaN); the key names the method; exit code 2."""
 
 
 def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str | None:
     """Return the option most similar to `name`, ignoring case, or None if no similarity reaches `similarity` (0 to 1).
 
     The first letter is rarely mistyped: an option with a different one must reach `SURE`, contain the name, or be an
-    anagram of it. So must an option that differs from a three-letter name in two letters.
+    anagram of it. The same holds for an option that differs from a three-letter name in two letters.
     """
     by_lower, lower = {option.lower(): option for option in options}, name.lower()
     for close in difflib.get_close_matches(lower, by_lower, n=3, cutoff=similarity):
@@ -117,12 +117,12 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def available(name: str, options: Collection[str]) -> str:
-    """Return a hint that suggests the option most similar to `name`, and lists all."""
+    """Return a hint that suggests the option most similar to `name`, and lists all options."""
     return f"{did_you_mean(name, options)} Available: {', '.join(options) or 'none'}"
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
-    """Import a module that the extra `extra` of this package installs; see `import_optional`."""
+    """Import a module that this package's optional dependencies `extra` include; see `import_optional`."""
     return import_optional(module, f"gpusim-rl[{extra}]", needed_by)
 
 

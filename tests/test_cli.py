@@ -547,7 +547,7 @@ def test_missing_yaml_names_the_searched_folders(juggler, monkeypatch, group):
             compose([f"{group}=Zzz"], config_dir)
         return info.value.hint.partition(" Available: ")[0]
 
-    assert hint("my_cfg") == f"Looked in my_cfg/{group}/ and among ours."
+    assert hint("my_cfg") == f"Looked in my_cfg/{group}/ and gpusim_rl's cfg/."
     (juggler / "my_cfg" / "Zzz.yaml").write_text("{}\n")
     assert hint("my_cfg") == f"Move my_cfg/Zzz.yaml to my_cfg/{group}/."
     assert hint(None) == f"Try -cd <folder that contains {group}/Zzz.yaml>."

@@ -1,4 +1,4 @@
-"""Strict conversion of composed yaml to frozen dataclasses. Free of torch."""
+"""Strict conversion of composed yaml to frozen dataclasses. Imports no torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: t
 
 
 def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Check settings except those of the task and of a third-party algorithm; return the other RunConfig fields."""
+    """Check all settings except those of the task and of a third-party algorithm; return them as RunConfig fields."""
     algo = _section(config.get("algo"), "algo")
     for key in algo.keys() - {"name", "_target_"}:
         raise unknown_key(f"algo.{key}", ["algo.name", "algo._target_"])
@@ -144,7 +144,7 @@ ISAACGYMENVS = {
     "task.env": "Task settings are directly below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
     "train": "Learning settings are below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md lists all",
 }
-"""Advice for keys of IsaacGymEnvs and nested keys."""
+"""Hints for keys of IsaacGymEnvs and nested keys."""
 OURS = {
     "learning_rate": "lr",
     "minibatch_size": "batch_size",
@@ -172,7 +172,7 @@ OTHERS = {theirs: ours for ours, names in OURS.items() for theirs in names.split
 
 
 def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
-    """Build the error for an unknown key, with the closest known one."""
+    """Build the error for an unknown key, with the closest known key."""
     problem = f"unknown key {key!r}"
     if key in known:
         return ConfigError(f"{key!r} cannot be changed like this", expected="key=value, e.g. num_envs=64")
@@ -256,7 +256,7 @@ def _accepts(value: Any, hint: Any) -> bool:
 
 
 def _match(value: Any, hint: Any) -> Any:
-    """Convert without loss: int to float, list to tuple, never bool to number; numbers must fit a tensor."""
+    """Convert a value without loss: int to float, list to tuple, never bool to number; numbers must fit a tensor."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value

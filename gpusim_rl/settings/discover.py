@@ -58,7 +58,7 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
             states.append((path, *_state(path)))
     for entry in _entry_points(*states):
         if entry.dist and Path(str(entry.dist.locate_file(""))).resolve() == here:
-            continue  # third-party metadata in the current folder
+            continue  # untrusted metadata in the current folder
         folder = package_path(entry.value)
         if folder is None or not folder.is_dir():
             warn(f"skipped the tasks of {entry.name!r}: no folder for {entry.value!r}")
@@ -103,7 +103,7 @@ def _entry(name: str, source: str, yamls: Mapping[str, Path]) -> TaskEntry:
 
 
 def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -> Any:
-    """Return a task's `_target_`, from its yaml or one it builds on (`defaults: [Ant]`)."""
+    """Return a task's `_target_`, from its own yaml or a base yaml (`defaults: [Ant]`)."""
     file = yamls[name]
     content = read_yaml(file)
     section = content.get("task") or {}
@@ -130,7 +130,7 @@ def task_section(file: Path) -> dict[str, Any]:
 
 
 def tuned_sections(task: str, config_dir: str | Path | None = None, recipe: str = FULL) -> dict[str, Any]:
-    """Return unresolved sections next to `task` in a task's yamls and recipe."""
+    """Return the unresolved sections other than `task` in a task's yamls and recipe."""
     sections: dict[str, Any] = {}
     for content, own in _task_yamls(task, config_dir):
         for layer in [*(read_yaml(file) for file in own if file.stem == recipe), content]:
@@ -141,13 +141,13 @@ def tuned_sections(task: str, config_dir: str | Path | None = None, recipe: str 
 
 
 def recipes(task: str, config_dir: str | Path | None = None) -> list[str]:
-    """Return a task's recipes: full, and those in the folders that its yamls include."""
+    """Return the names of a task's recipes: `full`, and those in folders that its yamls include."""
     names = {file.stem for _, own in _task_yamls(task, config_dir) for file in own}
     return [FULL, *sorted(names - {FULL})]
 
 
 def _task_yamls(task: str, config_dir: str | Path | None) -> Iterator[tuple[dict[str, Any], list[Path]]]:
-    """Yield the yaml of a task and its bases, each with recipe files."""
+    """Yield the content and recipe files of a task's yaml and of its bases' yamls."""
     folders = [folder for _, folder in cfg_dirs(config_dir)]
     names, seen = [task], set()
     while names:
@@ -168,7 +168,7 @@ def _task_yamls(task: str, config_dir: str | Path | None) -> Iterator[tuple[dict
 
 
 def default_choice(group: str) -> str:
-    """Return the default yaml of a group."""
+    """Return the name of a group's default yaml."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")["defaults"]
     return next(entry[group] for entry in defaults if group in entry)
 
@@ -195,7 +195,7 @@ def _state(file: Path) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=256)
 def _parsed(file: Path, *state: int) -> Any:
-    """Parse a yaml file once per file state: listing all tasks takes 0.2 s."""
+    """Parse a yaml file once per file state: uncached, listing all tasks takes 0.2 s."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(OmegaConf.load(file), resolve=False)

@@ -30,7 +30,7 @@ LONGEST_NAME = 200  # [bytes]; file names are limited to 255
 
 
 def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the flags; reject an unknown one, showing the syntax of settings."""
+    """Parse Hydra's flags; for an unknown flag, raise ConfigError with the syntax of settings."""
 
     def refuse(message: str) -> NoReturn:
         bad = re.match(r"unrecognized arguments: (\S+)", message)
@@ -44,7 +44,7 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def refuse_unreadable(overrides: Sequence[str], typed: Sequence[str] = ()) -> None:
-    """Raise ConfigError for an override that Hydra misreads; `typed` holds the original order."""
+    """Raise ConfigError for an override that Hydra misreads; `typed`: all overrides as typed."""
     for text in overrides:
         if is_override(text) and value_of(text).strip() == "???":  # Hydra would read None
             raise ConfigError("expected a value, got ???", key=key_of(text))
@@ -109,7 +109,7 @@ def _no_effect(key: str, chosen: str) -> ConfigError:
 def explain(
     error: Exception, arguments: Sequence[str], saved: SavedRun | None = None, config_dir: Path | None = None
 ) -> ConfigError:
-    """Convert a Hydra error; re-raise others unless an override of Hydra's settings caused them."""
+    """Convert a Hydra error to ConfigError; re-raise other errors unless overrides of Hydra's settings caused them."""
     if isinstance(error, ConfigError):
         return error
     if not isinstance(error, HYDRA_ERRORS):
@@ -154,7 +154,7 @@ def unknown_choice(
     if config_dir is not None:
         folder = paths.from_here(config_dir.resolve())
         misplaced = folder / f"{name}.yaml"
-        looked = f"{hint} Looked in {folder / group}/ and among ours."
+        looked = f"{hint} Looked in {folder / group}/ and gpusim_rl's cfg/."
         hint = f"Move {misplaced} to {folder / group}/." if misplaced.is_file() else looked
     elif not hint and group in ("task", "algo"):
         hint = otherwise or f"Try -cd <folder that contains {group}/{name}.yaml>."
@@ -162,7 +162,7 @@ def unknown_choice(
 
 
 def section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a section of settings, or an empty one."""
+    """Return a section of settings, or an empty mapping."""
     section = settings.get(name)
     return section if isinstance(section, Mapping) else {}
 

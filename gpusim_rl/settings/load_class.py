@@ -63,7 +63,7 @@ def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType
 def public_name(cls: type) -> str:
     """Return the shortest import path of a class."""
     parts = cls.__module__.split(".")
-    if parts[0] == "gpusim_rl" and cls.__name__ in public.HOME:  # loaded on demand
+    if parts[0] == "gpusim_rl" and cls.__name__ in public.HOME:  # imported lazily
         return f"gpusim_rl.{cls.__qualname__}"
     names = itertools.accumulate(parts, "{}.{}".format)
     module = next((name for name in names if vars(sys.modules[name]).get(cls.__name__) is cls), cls.__module__)

@@ -1,4 +1,4 @@
-"""Names, types and rules of all settings; cfg/ has values, meanings and units. Free of torch."""
+"""Names, types and rules of all settings; cfg/ has values, meanings and units. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MACHINE_SETTINGS = (
     *("actors", "num_actors"),  # processes, and an address whose messages are unpickled
     "wandb_activate",  # sends logs to a server
 )
-"""Settings that do not travel with a run folder either; a resume reports them."""
+"""Settings of the machine, which do not travel with a run folder either; a resume reports them."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class AlgorithmConfig:
 
 
 def declarations(config: type) -> type[AlgorithmConfig]:
-    """Return `config`, or AlgorithmConfig for a plain dataclass."""
+    """Return `config`, or AlgorithmConfig if `config` is a plain dataclass."""
     return config if issubclass(config, AlgorithmConfig) else AlgorithmConfig
 
 
@@ -166,7 +166,7 @@ class OnPolicyConfig(AlgorithmConfig):
     network: NetworkConfig
 
     def batch_rows(self, num_envs: int) -> int:
-        """Return samples per optimiser step: the whole rollout."""
+        """Return the number of samples per optimiser step: the whole rollout."""
         return num_envs * self.horizon
 
 
@@ -236,7 +236,7 @@ class PPOConfig(OnPolicyConfig):
         _check_order(self, "learning_rate_min", "learning_rate_max")
 
     def batch_rows(self, num_envs: int) -> int:
-        """Return samples per minibatch, or acting envs if more."""
+        """Return the number of samples per minibatch, or of acting envs if larger."""
         return max(num_envs, min(self.minibatch_size, num_envs * self.horizon))
 
 
@@ -305,7 +305,7 @@ class SupervisedConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.network.separate:
-            raise UserError("there is no value function", key="network.separate", hint="Try network.separate=false")
+            raise UserError("no value function to separate", key="network.separate", hint="Try network.separate=false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +318,7 @@ class DistillConfig(SupervisedConfig):
     sequence_length: Count
 
     def batch_rows(self, num_envs: int) -> int:
-        """Return samples per optimiser step."""
+        """Return the number of samples per optimiser step."""
         return num_envs * min(self.horizon, self.sequence_length)
 
 
@@ -347,7 +347,7 @@ class BCConfig(SupervisedConfig):
             raise UserError(problem, key="network.rnn", hint="Try network.rnn=null")
 
     def batch_rows(self, num_envs: int) -> int:
-        """Return demonstrated steps per optimiser step, or acting envs if more."""
+        """Return the number of demonstrated steps per optimiser step, or of acting envs if larger."""
         return max(num_envs, self.batch_size)
 
 
@@ -406,13 +406,13 @@ class QNetworkConfig(CriticConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DQNNetworkConfig(CriticConfig):
-    """Critics with one value per option."""
+    """Critics with one Q-value per option of each action dimension."""
 
     dueling: bool
 
     @property
     def critic_hidden(self) -> list[int]:
-        """Units of each critic."""
+        """Hidden layer sizes of each critic."""
         return self.hidden
 
 
@@ -455,7 +455,7 @@ class OffPolicyConfig(AlgorithmConfig):
     precision: Precision
     replay: ReplayConfig
     network: QNetworkConfig | DQNNetworkConfig
-    # Only with an actor
+    # Settable only for algorithms with an actor
     noise: NoiseConfig = dataclasses.field(default=WHITE, init=False)
     demonstrations: DemonstrationsConfig = dataclasses.field(default=NO_DEMONSTRATIONS, init=False)
 
@@ -469,7 +469,7 @@ class OffPolicyConfig(AlgorithmConfig):
             raise UserError(key="learning_starts", expected=expected, got=self.learning_starts, hint=hint)
 
     def batch_rows(self, num_envs: int) -> int:
-        """Return transitions per batch, or acting envs if more."""
+        """Return the number of transitions per batch, or of acting envs if larger."""
         return max(num_envs, self.batch_size)
 
 
@@ -567,7 +567,7 @@ class PretrainedConfig:
             raise UserError("requires init_from", key="freeze=true", hint=hint)
         if self.init_from in IMAGENET_ENCODERS and not self.freeze:
             key = f"init_from={self.init_from}"
-            raise UserError("cannot be trained further", key=key, hint="Try pretrained.freeze=true")
+            raise UserError("cannot be fine-tuned", key=key, hint="Try pretrained.freeze=true")
         if self.frames > 1 and not self.freeze:
             hint = f"Try the algorithm's encoder, such as ppo.network.encoder.frames={self.frames}"
             raise UserError("requires freeze=true", key="frames", hint=hint)
@@ -688,7 +688,7 @@ class RunConfig:
             problem = f"num_actors={number} has no effect without actors"
             raise ConfigError(problem, hint="Try num_actors=null, or actors=process")
         if actors is not None and self.multi_gpu:
-            raise ConfigError("actors feed a single learner", key="multi_gpu=true", hint="Try multi_gpu=false")
+            raise ConfigError("not supported with actors", key="multi_gpu=true", hint="Try multi_gpu=false")
 
 
 ALGORITHMS: dict[str, tuple[str, type]] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulator:
-    """Facts about a simulator, known without importing it."""
+    """Metadata of a simulator, available without importing it."""
 
     name: str  # name in `sim=<name>`; its file is `gpusim_rl/sim/<name>.py`
     cls: str  # an `interface.Sim` in that file, built from (scene, num_envs, cfg, device)
@@ -22,8 +22,8 @@ class Simulator:
     devices: tuple[str, ...]  # supported `torch.device.type` values
     default_on: tuple[str, ...] = ()  # devices on which `sim=auto` selects it
     replay_sim: str = "mujoco"  # simulator with the same physics that replays its runs on any machine
-    cpu_threads: bool = False  # physics on CPU threads in host memory, under `sim.num_threads` and `sim.persistent`
-    uses_warp: bool = False  # physics in Warp kernels, under `sim.graph`; one thread on the CPU
+    cpu_threads: bool = False  # physics on CPU threads in host memory; uses `sim.num_threads` and `sim.persistent`
+    uses_warp: bool = False  # physics in Warp kernels; uses `sim.graph`; one thread on the CPU
 
 
 WARP_PACKAGES = ("mujoco>=3.17,<5", "mujoco-warp>=4.0,<5")  # 3.17 has no SetConstGroup
@@ -41,5 +41,5 @@ NO_SIMULATOR = "none"  # simulator name of another library's envs
 
 
 def default_simulator(device: str) -> Simulator:
-    """Return the choice of `sim=auto` on a `torch.device.type`."""
+    """Return the simulator that `sim=auto` selects on a `torch.device.type`."""
     return next(simulator for simulator in SIMULATORS.values() if device in simulator.default_on)

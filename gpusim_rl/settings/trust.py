@@ -1,4 +1,4 @@
-"""Trust in run folders: which settings travel and which code may be loaded. Free of torch."""
+"""Trust in run folders: which settings travel and which code may be loaded. Imports no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_saved_settings(
     config_dir: str | Path | None = None,
     named: Collection[Named] = (),
 ) -> dict[str, Any]:
-    """Return saved settings, upgraded and with per-call ones reset to defaults, or raise ConfigError.
+    """Return upgraded saved settings, with per-call and machine settings reset to defaults, or raise ConfigError.
 
     Unless `trust`, code must be named by its exact path: in `named`, our yamls, an installed package or `config_dir`.
     """
@@ -59,9 +59,9 @@ def check_saved_settings(
 def untrusted_values(
     settings: Any, config_dir: str | Path | None = None, named: Collection[Named] = ()
 ) -> list[tuple[str, str]]:
-    """Return keys and values that need trust: unnamed code, and code arguments that point elsewhere.
+    """Return keys and values that need trust: unnamed code, and arguments that may point outside the run folder.
 
-    For a function that makes envs, a package's yaml is not enough: settings choose its arguments.
+    For a function that makes envs, a package's yaml is not enough, as settings choose its arguments.
     """
     strange = []
     for key, target in class_paths(settings):
@@ -115,7 +115,7 @@ def is_per_call(key: str) -> bool:
 
 
 def _class_sections(settings: Mapping[str, Any], keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Yield key, section, name and default of settings that do not travel."""
+    """Yield key, section, name and default of each setting in `keys`, which may contain `*`."""
     cfg = paths.cfg_dir()
     groups = {"log": read_yaml(cfg / "log" / "default.yaml"), "actors": read_yaml(cfg / "actors" / "none.yaml")}
     defaults = {**read_yaml(cfg / "config.yaml"), **groups}
@@ -149,7 +149,7 @@ def refuse_classes_of_script(settings: Any) -> None:
     """Raise ConfigError for classes of `__main__`, which another process cannot import."""
     for key, target in class_paths(settings):
         if target.startswith("__main__."):
-            raise ConfigError("defined in the script itself", key=f"{key}={target}", hint="Try a separate module")
+            raise ConfigError("defined in a script, not a module", key=f"{key}={target}", hint="Try a separate module")
 
 
 def class_paths(settings: Any) -> Iterator[tuple[str, str]]:
