@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -115,6 +117,13 @@ class Parser(argparse.ArgumentParser):
             key = name.removeprefix("--").replace("-", "_")
             self.option(name, **({"default": defaults[key]} if key in defaults else {}))
 
+    def parse_settings(self, argv: list[str] | None) -> argparse.Namespace:
+        """Parse options and settings in any order; reject `--json FILE`, where FILE would be read as a setting."""
+        for flag, word in itertools.pairwise(sys.argv[1:] if argv is None else argv):
+            if flag == "--json" and word[:1] != "-" and "=" not in word:
+                self.error(f"--json takes no value, got {word!r}", f"Try --out {shlex.quote(word)}.")
+        return self.parse_intermixed_args(argv)
+
     def format_help(self) -> str:
         """Return summary, usage, examples and options, wrapped to the terminal's width."""
         width = shutil.get_terminal_size().columns
@@ -127,10 +136,10 @@ class Parser(argparse.ArgumentParser):
             lines += ["", f"{title}:", *(line for row in rows[title] for line in two_columns(*row, width))]
         return "\n".join(lines) + "\n"
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str, hint: str = "") -> NoReturn:
         """Print the error on one line and exit with code 2."""
-        unknown = re.match(r"unrecognized arguments: (--?[\w-]+)", message)
-        hint = did_you_mean(unknown[1], self._option_string_actions) if unknown else ""
+        if unknown := re.match(r"unrecognized arguments: (--?[\w-]+)", message):
+            hint = did_you_mean(unknown[1], self._option_string_actions)
         text = message.removeprefix("argument ")
         say(f"error: {ConfigError(text, hint=f'{hint} See {self.prog} --help')}", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR)

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("audit", __doc__)
     parser.options("settings", "--iterations", "--out", "--json", iterations=3)
-    return parser.parse_intermixed_args(argv)
+    return parser.parse_settings(argv)
 
 
 def audit_training(args: argparse.Namespace) -> dict[str, Any]:

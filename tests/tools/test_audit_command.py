@@ -91,6 +91,7 @@ def test_task_with_device_reads_fails_with_its_line(audit, tmp_path):
     [
         (["task=Antt"], "Did you mean 'Ant'?"),
         (["task=Ant", "--iterations", "0"], "--iterations: expected at least 1, got 0"),
+        (["task=Ant", "--json", "audit.json"], "Try --out audit.json"),
         (["task=Cartpole", *SMALL, "--iterations", "1", "--out", "/dev/null/a.json"], "cannot write /dev/null/a.json"),
     ],
 )
