@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tasks(names: list[str]) -> list[Image]:
-    """Read the task pictures drawn by tools/snapshot.py."""
+    """Read the task pictures drawn by `gpusim-rl snapshot`."""
     from PIL import Image
 
     return [Image.open(IMAGES / f"{name}.png").convert("RGB") for name in names]

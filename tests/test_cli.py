@@ -35,7 +35,7 @@ BAD_OVERRIDES = [
     ("algo=sac learning_rate=1", "unknown key 'learning_rate'. Did you mean 'sac.learning_rate'?"),
     ("task.physic_hz=60", "unknown key 'task.physic_hz'. Did you mean 'task.physics_hz'?"),
     ("xyzzy=1", "unknown key 'xyzzy'. Try python train.py --help"),
-    ("capture_video_len=100", "unknown key 'capture_video_len'. Try python tools/record.py <run folder> --steps"),
+    ("capture_video_len=100", "unknown key 'capture_video_len'. Try gpusim-rl record <run folder> --steps"),
     ("task.sim.dt=0.01", "unknown key 'task.sim.dt'. Try task.physics_hz"),
     ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. Keys of ppo: horizon, learning_rate, "),
     ("~num_envs", "missing key 'num_envs'"),

@@ -56,9 +56,15 @@ class Block:
     appended: bool
 
 
+def read(document: str) -> str:
+    """Return a document with `python tools/x_y.py`, which runs this checkout, in place of `gpusim-rl x-y`."""
+    text, tool = (ROOT / document).read_text(), r"\bgpusim-rl (?!train\b)([a-z-]+)"
+    return re.sub(tool, lambda match: f"python tools/{match[1].replace('-', '_')}.py", text)
+
+
 def blocks(document: str) -> list[Block]:
     """Return all fenced blocks, in order."""
-    text = (ROOT / document).read_text()
+    text = read(document)
     return [Block(language, body, file or None, kind == "file+") for kind, file, language, body in BLOCK.findall(text)]
 
 
@@ -294,9 +300,8 @@ def test_every_field_of_a_checkpoint_is_documented(runs_folder):
 def test_audit_prints_the_documented_output(tmp_path):
     page = blocks("docs/profiling.md")
     [shown] = [block.text for block in page if block.text.startswith("Ant, 64 envs")]
-    printed = shell(
-        page[0].text.replace("tools/", f"{ROOT}/tools/").strip() + " device=cpu ppo.precision=fp32", tmp_path
-    )
+    command = page[0].text.replace("tools/", f"{ROOT}/tools/").strip()
+    printed = shell(f"{command} device=cpu ppo.precision=fp32", tmp_path)
 
     def skeleton(text: str) -> list[str]:
         """Return the lines without machine-dependent sizes and operator counts."""
@@ -338,15 +343,8 @@ def my_robot(tmp_path) -> Path:
 def test_documented_robot_follows_its_targets(my_robot):
     found = runpy.run_path(str(my_robot))
     settings = {"seed": 0, "sim": "mujoco", "device": "cpu"}
-    ranges = {
-        "stiffness": ([0.8, 1.2], "scaling"),
-        "effort": ([0.7, 1.0], "scaling"),
-        "delay": ([0.0, 0.006], "additive"),
-    }
-    drives = {
-        name: {"range": range_, "operation": operation, "distribution": "uniform"}
-        for name, (range_, operation) in ranges.items()
-    }
+    drives = {"stiffness": ("scaling", 0.8, 1.2), "effort": ("scaling", 0.7, 1.0), "delay": ("additive", 0.0, 0.006)}
+    drives = {k: {"operation": how, "range": ends, "distribution": "uniform"} for k, (how, *ends) in drives.items()}
     randomized = {"randomize": True, "randomization_params": {"actor_params": {"arm": {"dof_properties": drives}}}}
     for randomization in ({}, randomized):
         length = {"episode_length": 1000, "randomize_episode_start": False}
@@ -579,7 +577,7 @@ def test_named_settings_exist(document, known_settings):
 
 def commands(document: str) -> list[str]:
     """Return the commands in bash blocks of a document and in the table of symptoms, without comments."""
-    text = (ROOT / document).read_text()
+    text = read(document)
     bodies = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for body in bodies for line in body.splitlines()]
     if document == "docs/symptoms.md":
@@ -673,7 +671,7 @@ def test_named_flags_exist(document):
     shared = set[str]().union(*(flags_of(ROOT / "gpusim_rl" / f"{name}.py") for name in ("options", "view/arguments")))
     files = [file for folder in COMMANDS for file in ROOT.glob(f"{folder}/*.py")]
     anywhere = shared.union(*map(flags_of, files))
-    text = (ROOT / document).read_text()
+    text = read(document)
     for flag in re.findall(FLAG, text):
         assert flag in anywhere or FOREIGN_FLAG.fullmatch(flag), flag
     with_words = r"python3? ((?:tools|benchmarks(?:/\w+)?|docs|tests/helpers)/\w+\.py)([^`#\n]*)"

@@ -68,7 +68,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.option("--warm-up", "iterations to discard first", "Measurement", type=positive, default=WARM_UP)
         parser.options("--out", "--json", "--config-dir")
         parser.set_defaults(command=measure_scaling, argv=argv)
-        return parser.parse_intermixed_args(argv[1:])
+        return parser.parse_settings(argv[1:])
 
     if any("=" in text for text in argv[1:]) and (hint := did_you_mean(argv[0], ["scaling"])):  # no run takes settings
         raise ConfigError(f"unknown command {argv[0]!r}", hint=hint)
@@ -313,7 +313,7 @@ def finish(
     Empty columns of `table` are left out; `best` is empty if nothing could be measured.
     """
     result = {
-        "command": shlex.join(["python", "tools/doctor.py", *args.argv]),
+        "command": shlex.join(["gpusim-rl", "doctor", *args.argv]),
         "git": git_state(*filter(None, [args.out]))[0],
         "environment": describe_environment(),
         "load_before": round(args.load, 2),

@@ -76,7 +76,7 @@ def play(args: argparse.Namespace) -> None:
     if args.viewer != "none" and args.run is not None and args.policy == "trained":
         find_checkpoint(args.run)  # report a missing run first
     if args.viewer == "native" and not has_display():
-        others = "none" if args.run is None else "web or none, or tools/record.py for a video"
+        others = "none" if args.run is None else "web or none, or gpusim-rl record for a video"
         raise ConfigError("no display: DISPLAY and WAYLAND_DISPLAY are not set", hint=f"Try --viewer {others}")
     if args.replay is not None:
         replay(args)
@@ -202,13 +202,13 @@ def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], 
         warnings.simplefilter("ignore")
         if not glfw.init():  # the viewer's thread would die, and we would wait forever
             problem = f"cannot open a window on display {os.environ.get('DISPLAY')!r}"
-            raise ConfigError(problem, hint="Try tools/record.py")
+            raise ConfigError(problem, hint="Try gpusim-rl record")
     before = set(threading.enumerate())
     try:
         panels = {"show_left_ui": False, "show_right_ui": False}
         viewer = mujoco.viewer.launch_passive(model, data, key_callback=pressed, **panels)
     except RuntimeError as error:  # macOS: windows belong to the main thread
-        hint = "Try mjpython tools/play.py on macOS"
+        hint = "Try mjpython -m gpusim_rl play on macOS"
         raise ConfigError(f"cannot open the viewer: {error}", hint=hint) from None
     with viewer:
         yield viewer

@@ -53,7 +53,7 @@ def snapshot(args: argparse.Namespace) -> Path:
 
         env = player.env
         if not isinstance(env, VecEnv):
-            hint = f"Try tools/record.py {shlex.quote(args.run)}"
+            hint = f"Try gpusim-rl record {shlex.quote(args.run)}"
             raise ConfigError("snapshots need one of our simulators", key=player.name, hint=hint)
         for _ in range(args.steps):
             player.step()

@@ -10,7 +10,7 @@ python benchmarks/gpu/gpu_check.py --device cpu          tiny sizes without a GP
     bench       throughput at 4096 envs (benchmarks/bench.py)
     learn       a training (train.py), timed until its mean return reaches the target
     tests       the decisive tests of tests/gpu
-    audit       copies, waits and occupancy in steady state (tools/audit.py)
+    audit       copies, waits and occupancy in steady state (`gpusim-rl audit`)
     more_tests  the other tests of tests/gpu; only if named in --parts
 
 Each part is a process with a time limit; the json is saved after every part, fact and env count. Exit code 0:

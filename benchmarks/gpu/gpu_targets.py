@@ -19,7 +19,7 @@ Part = dict[str, Any]
 
 
 def read_audit(report: Mapping[str, Any]) -> Part:
-    """Return results of `tools/audit.py --out` per steady iteration, with metrics transfers separate (`row_bytes`)."""
+    """Return results of `gpusim-rl audit --out` per steady iteration, with metrics transfers separate (`row_bytes`)."""
     phases = {name: phase for name, phase in report["phases"].items() if name not in NOT_COUNTED}
     iterations, rows = report["iterations"], report["log_rows"]
     copied = {"to_device": 0.0, "to_host": 0.0}

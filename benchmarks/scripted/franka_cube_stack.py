@@ -1,6 +1,6 @@
 """Scripted FrankaCubeStack: grasp cube A, move it over cube B, put it down, release. Succeeds in 9 of 10 episodes.
 
-    python tools/collect.py benchmarks/scripted/franka_cube_stack.py task=FrankaCubeStack --episodes 500 --keep success
+    gpusim-rl collect benchmarks/scripted/franka_cube_stack.py task=FrankaCubeStack --episodes 500 --keep success
 
 Like a policy, the script has no memory: it acts on the current positions of hand and cubes.
 """

@@ -1,6 +1,6 @@
 """Scripted Trifinger at difficulty 1: three fingertips close around the cube and push it to the goal.
 
-    python tools/collect.py benchmarks/scripted/trifinger.py task=Trifinger task.difficulty=1 --keep success
+    gpusim-rl collect benchmarks/scripted/trifinger.py task=Trifinger task.difficulty=1 --keep success
 
 Joint torques are gravity compensation plus PD control towards the joint angles of each tip's target.
 """

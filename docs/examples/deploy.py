@@ -1,6 +1,6 @@
 """Run an exported policy in plain MuJoCo: no torch, no gpusim_rl.
 
-python tools/export.py Go1Velocity
+gpusim-rl export Go1Velocity
 python docs/examples/deploy.py runs/Go1Velocity/latest/export --command 0.5 0 0
 python docs/examples/deploy.py runs/Go1Velocity/latest/export --square 1.0
 
@@ -23,7 +23,7 @@ import numpy as np
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="folder that tools/export.py wrote")
+    parser.add_argument("folder", type=Path, help="folder written by `gpusim-rl export`")
     parser.add_argument("--seconds", type=positive, help="simulated time [s] (default: 10)")
     parser.add_argument("--command", type=finite, nargs="+", help="in policy.json order: x, y [m/s], yaw [rad/s]")
     parser.add_argument("--square", type=positive, metavar="SIDE", help="walk a square with sides of SIDE [m]")
@@ -54,7 +54,7 @@ class Robot:
     """MuJoCo simulation of the exported scene.
 
     Args:
-        folder: Folder written by tools/export.py.
+        folder: Folder written by `gpusim-rl export`.
         card: Content of policy.json.
     """
 
@@ -250,7 +250,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the policy and print how it performs."""
     args = parse(argv)
     if not (args.folder / "policy.json").is_file():
-        raise SystemExit(f"{args.folder} has no policy.json: expected a folder of tools/export.py, say <run>/export")
+        raise SystemExit(f"{args.folder} has no policy.json. Try gpusim-rl export, which writes <run>/export")
     policy = load_policy(args.folder)
     card = policy.card
     if not card.get("control"):

@@ -149,7 +149,7 @@ def _draw(env_cfg: Any, *, in_window: bool) -> None:
         viewers = importlib.import_module("isaaclab_visualizers.newton.newton_visualizer")
         importlib.import_module("pyglet.window")  # opens a window of one pixel
     except Exception as error:  # pyglet raises many types
-        hint = "Try tools/record.py" if in_window else "On Debian or Ubuntu, try apt-get install libegl1 libgl1"
+        hint = "Try gpusim-rl record" if in_window else "On Debian or Ubuntu, try apt-get install libegl1 libgl1"
         raise ConfigError(f"Isaac Lab's viewer cannot render here: {first_line(error)}", hint=hint) from None
     viewer = viewers.NewtonGLVisualizerCfg(headless=not in_window, window_width=1280, window_height=720)
     env_cfg.sim.visualizer_cfgs = [viewer]

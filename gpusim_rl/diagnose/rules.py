@@ -44,7 +44,7 @@ def conclusion(stats: RunStats) -> str:
     }
     largest = max(shares, key=lambda name: shares[name])
     unknown = stats.on_gpu and stats.gpu_percent is None
-    hint = "; the driver does not report GPU utilisation, try tools/audit.py" if unknown else ""
+    hint = "; the driver does not report GPU utilisation, try gpusim-rl audit" if unknown else ""
     return f"nothing stands out: {largest} takes {_percent(shares[largest])} of the time{hint}"
 
 
@@ -244,7 +244,7 @@ def sums_bound(run: RunStats) -> Finding | None:
     size = run.minibatch_size
     fewer = (f"{run.algo}.minibatch_size={2 * size}",) if size and run.num_envs * run.horizon > size else ()
     rows = (f"log.interval={10 * run.log_interval}",) if run.log_cost >= 0.05 else ()
-    hint = "or fewer processes, measured by tools/doctor.py scaling --num-processes 1,2"
+    hint = "or fewer processes, measured by gpusim-rl doctor scaling --num-processes 1,2"
     return Finding(run.sums, problem, (f"num_envs={2 * run.num_envs}", *fewer, *rows), hint)
 
 

@@ -1,4 +1,4 @@
-"""Command line of a hyperparameter search (`tools/tune.py`), and its search space in yaml."""
+"""Command line of a hyperparameter search (`gpusim-rl tune`), and its search space in yaml."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Search:
 
 
 def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
-    """Read and check a command line of `tools/tune.py`."""
+    """Read and check a command line of `gpusim-rl tune`."""
 
     def number(text: str) -> Any:
         for read in (int, float, ast.literal_eval):  # `08` is not a Python literal

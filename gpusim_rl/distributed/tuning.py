@@ -63,7 +63,7 @@ def tune(search: Search) -> list[str]:
 @contextmanager
 def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
     """Convert database errors, and those in `more`, to a one-line ConfigError."""
-    optuna: Any = import_extra("optuna", "tune", "tools/tune.py")
+    optuna: Any = import_extra("optuna", "tune", "tune")
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -103,7 +103,7 @@ class Study:
     """
 
     def __init__(self, search: Search) -> None:
-        self.search, self.optuna = search, import_extra("optuna", "tune", "tools/tune.py")
+        self.search, self.optuna = search, import_extra("optuna", "tune", "tune")
         optuna: Any = self.optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # its warnings include tracebacks of interrupted trials
         search.refuse_links()
@@ -215,7 +215,7 @@ class Study:
             best = (f"{key}={value}" for key, value in complete[0].params.items() if key in search.space)
             lines.append(f"  {shlex.join(['python', 'train.py', *search.overrides, *best])}")
         if run := self._run_of(complete[0]):
-            lines.append(f"  python tools/play.py {shlex.quote(str(paths.from_here(Path(run))))}")
+            lines.append(f"  gpusim-rl play {shlex.quote(str(paths.from_here(Path(run))))}")
         lines.append(f"table: {paths.from_here(search.folder / 'trials.csv')}")
         return lines
 

@@ -66,7 +66,7 @@ ROS_PACKAGES: dict[str, Path] = {}  # folders given by `--packages`, for all rob
 
 
 def tools_dir() -> Path:
-    """Return the folder of tools, run as `python tools/x.py` or `gpusim-rl x`."""
+    """Return the folder of the tools; tool `x.py` runs as `gpusim-rl x`."""
     return _shipped("tools")
 
 

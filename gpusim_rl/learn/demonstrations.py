@@ -1,4 +1,4 @@
-"""Demonstration files: recorded episodes, written by `tools/collect.py`."""
+"""Demonstration files: recorded episodes, written by `gpusim-rl collect`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpusim_rl.learn.replay import Replay, Trajectory
 from gpusim_rl.spaces import MultiDiscrete
 
 FLAGS = ("terminated", "truncated", "diverged")  # causes of an episode's end, as in `Transition`
-RECORD = "Try python tools/collect.py"
+RECORD = "Try gpusim-rl collect"
 
 Array = NDArray[Any]
 

@@ -1,4 +1,4 @@
-"""Pretrained image encoders, from `tools/pretrain_encoder.py` or ImageNet (two networks); downloads nothing."""
+"""Pretrained image encoders, from `gpusim-rl pretrain-encoder` or ImageNet (two networks). Never downloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpusim_rl.settings.schema import IMAGENET_ENCODERS
 from gpusim_rl.spaces import ImageShape
 
 KEY = "pretrained.init_from"
-TOOL = "python tools/pretrain_encoder.py"
+TOOL = "gpusim-rl pretrain-encoder"
 CONTENT: dict[str, type] = {"kind": str, "latents": int, "groups": dict, "made": dict}
 PIXELS = 1 << 21
 """Input pixels encoded at a time, to bound memory."""

@@ -72,7 +72,7 @@ class BC(OnPolicy):
         """Read and split the demonstrations, set the observation statistics; return both parts and the digest."""
         key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
-            hint = f"Try {key}=<file.npz> from tools/collect.py"
+            hint = f"Try {key}=<file.npz> from gpusim-rl collect"
             raise ConfigError("no demonstrations given (also required on resume)", key=key, hint=hint)
         try:
             shown, digest = demonstrations.load(file, env, ["policy"])

@@ -1,4 +1,4 @@
-"""Variational autoencoder of images, for `tools/pretrain_encoder.py`."""
+"""Variational autoencoder of images, for `gpusim-rl pretrain-encoder`."""
 
 from __future__ import annotations
 

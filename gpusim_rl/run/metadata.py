@@ -76,7 +76,7 @@ def _setting(run: RunView) -> str:
 
 
 def describe_run(run: RunView) -> dict[str, Any]:
-    """Describe a run for env.json, which tools/doctor.py reads."""
+    """Describe a run for env.json, which `gpusim-rl doctor` reads."""
     device, sim, graph = run.start.device, run.start.sim, run.graph
     memory = torch.cuda.get_device_properties(device).total_memory / 1e9 if device.type == "cuda" else None
     used = psutil.Process().memory_info().rss

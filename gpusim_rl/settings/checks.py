@@ -132,14 +132,14 @@ def known_keys() -> list[str]:
 
 
 ISAACGYMENVS = {
-    "capture_video": "Try python tools/record.py <run folder>, during or after training, or log.video=true",
-    "capture_video_freq": "Try python tools/record.py <run folder>",
-    "capture_video_len": "Try python tools/record.py <run folder> --steps <control steps>",
-    "pbt": "Try python tools/tune.py method=pbt (docs/distributed.md)",
+    "capture_video": "Try gpusim-rl record <run folder>, during or after training, or log.video=true",
+    "capture_video_freq": "Try gpusim-rl record <run folder>",
+    "capture_video_len": "Try gpusim-rl record <run folder> --steps <control steps>",
+    "pbt": "Try gpusim-rl tune method=pbt (docs/distributed.md)",
     "num_threads": "Did you mean 'sim.num_threads'?",
     "physics_engine": f"Try one of sim={', '.join(SIMULATORS)}",
     "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",
-    "graphics_device_id": "Training does not render. Try python tools/record.py <run folder>",
+    "graphics_device_id": "Training does not render. Try gpusim-rl record <run folder>",
     "task.sim": "Try task.physics_hz (substeps / dt) and task.control_hz; solver settings are in the MJCF",
     "task.env": "Task settings are directly below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
     "train": "Learning settings are below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md lists all",

@@ -563,7 +563,7 @@ class PretrainedConfig:
 
     def __post_init__(self) -> None:
         if self.freeze and self.init_from is None:
-            hint = "Try python tools/pretrain_encoder.py TASK to create one"
+            hint = "Try gpusim-rl pretrain-encoder TASK to create one"
             raise UserError("requires init_from", key="freeze=true", hint=hint)
         if self.init_from in IMAGENET_ENCODERS and not self.freeze:
             key = f"init_from={self.init_from}"
@@ -680,7 +680,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         actors, number = self.actors.engine, self.num_actors
         if not self.headless:
-            hint = "Try python tools/play.py <run folder>, which follows the run"
+            hint = "Try gpusim-rl play <run folder>, which follows the run"
             raise ConfigError("training does not open a window", key="headless=false", hint=hint)
         if self.checkpoint is not None and self.start_from is not None:
             raise ConfigError(f"start_from={self.start_from} has no effect with checkpoint", hint="Try start_from=null")

@@ -65,7 +65,7 @@ class WebViewer:
 
     def __init__(self, player: Player, *, host: str = LOCALHOST, port: int | None = None) -> None:
         if not isinstance(player.env, VecEnv):
-            hint = "Try --viewer native with a display, --viewer none, or tools/record.py for a video"
+            hint = "Try --viewer native with a display, --viewer none, or gpusim-rl record for a video"
             raise ConfigError("envs of another library cannot be shown in a browser", key=player.name, hint=hint)
         self._player, self._vec_env = player, player.env
         self.commands = steerable(player.env.task)  # None for a task without commands

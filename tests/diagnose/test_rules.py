@@ -159,7 +159,7 @@ def test_host_work_in_parallel_to_busy_gpu_is_free():
 def test_run_without_findings_has_conclusion():
     assert "physics takes 71 %" in conclusion(CPU)
     assert "rollout takes 75 %" in conclusion(GPU)
-    assert conclusion(replace(GPU, gpu_percent=None)).endswith("try tools/audit.py")
+    assert conclusion(replace(GPU, gpu_percent=None)).endswith("try gpusim-rl audit")
     assert "actors takes 60 %" in conclusion(replace(ACTORS, actors=0.6, update=0.3))
 
 

@@ -245,7 +245,7 @@ def test_killed_trial_and_torn_checkpoint_cost_at_most_one_interval(tmp_path: Pa
         assert int(read_csv(run)[0]["iteration"]) == int(row["since"]) + 1
         assert f"poles.{int(row['parent']):04d}/" in (run / "overrides.yaml").read_text()
         assert settings_of(run, {"ppo.learning_rate": RATES}) == {"ppo.learning_rate": float(row["ppo.learning_rate"])}
-    assert "python tools/play.py runs/poles.000" in out
+    assert "gpusim-rl play runs/poles.000" in out
 
 
 @pytest.mark.slow

@@ -241,7 +241,7 @@ def zeros_with_nan(shape: tuple[int, ...], *place: int) -> np.ndarray:
         ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "last of 80"),
         ({"truncated": np.zeros(3, bool)}, "truncated.*: expected"),
         ({"reward": np.array(["x"] * 80)}, "reward: expected numbers"),
-        ({"task": None}, r"task.*tools/collect\.py"),
+        ({"task": None}, "task.*gpusim-rl collect"),
         ({"dt": np.array("fast")}, "could not convert"),
         ({"dt": np.array(np.nan)}, "dt: .*nan"),
         ({"reward": np.array([None] * 80, dtype=object)}, "Python objects"),
@@ -260,7 +260,7 @@ def test_bad_demonstrations_file_is_rejected(file: Path, tmp_path: Path, monkeyp
     text.write_text("demonstrations")
     empty.touch()
     for path, line in {
-        old: "older version. Try python tools/collect.py",
+        old: "older version. Try gpusim-rl collect",
         pickled: "npz",
         text: "npz",
         empty: "empty",

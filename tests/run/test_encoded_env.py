@@ -236,7 +236,7 @@ def test_final_frame_of_an_episode_is_encoded():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"init_from": None}, r"^pretrained\.freeze=true: .*tools/pretrain_encoder\.py"),
+        ({"init_from": None}, r"^pretrained\.freeze=true: .*gpusim-rl pretrain-encoder"),
         ({"init_from": "efficientnet", "freeze": False, "frames": 1}, r"init_from=efficientnet: "),
         ({"freeze": False}, r"^pretrained\.frames: .* ppo.network.encoder.frames=\d"),
         ({"init_from": "nowhere.pt"}, r"pretrained\.init_from=nowhere\.pt: no such file"),

@@ -114,7 +114,7 @@ def test_scaling_recommends_device_and_num_envs(tool, tmp_path):
         assert point["error"] is None and point["iterations"] >= 2 and point["sim"] == "mujoco"
         assert 0 < point["slowest"] <= point["env_steps_per_s"] <= point["fastest"]
         assert 0.8 < sum(point["phases"].values()) <= 1.01 and 0.1 < point["memory_gb"] < point["memory_limit_gb"]
-    assert result["command"].startswith("python tools/doctor.py scaling task=Cartpole --num-envs 8,16")
+    assert result["command"].startswith("gpusim-rl doctor scaling task=Cartpole --num-envs 8,16")
     assert result["environment"]["versions"]["mujoco"] and "git" in result and result["load_before"] >= 0
     advice = result["recommendation"]
     assert advice["device"] == "cpu" and advice["num_envs"] in (8, 16) and advice["gpu_speedup"] is None
