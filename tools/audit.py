@@ -74,7 +74,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print the table and the result."""
+    """Print copies and waits by phase, violations and the verdict."""
     counted = "operators" in next(iter(report["phases"].values()))
     columns = ["phase", "to device", "to host", "syncs"]
     columns += ["operators"] if counted else ["launches", "kernels", "device busy"]
@@ -90,7 +90,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
-    """Return the columns of a phase, per iteration."""
+    """Return the table cells of a phase: copies, syncs and work per iteration."""
     row = [copies(work[direction], iterations) for direction in ("to_device", "to_host")]
     row.append(number(sum(work["syncs"].values()) / iterations))
     if counted:
@@ -102,7 +102,7 @@ def cells(work: dict[str, Any], iterations: int, counted: bool) -> list[str]:
 
 
 def copies(direction: dict[str, int], iterations: int) -> str:
-    """Return the copies of one direction with their size."""
+    """Format the copies in one direction: number and size per iteration."""
     if not direction["count"]:
         return "0"
     size, unit = direction["bytes"] / iterations, "B"

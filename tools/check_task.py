@@ -34,28 +34,28 @@ MEND = {
         "write it as in docs/add_a_task.md: '<Name>: ...', 'Action space: <n> numbers',"
         " a table 'num | name | observation | unit' per group, reward, start, termination"
     ),
-    "shapes_types_and_devices": "return float32 rows, and a bool mask from terminated, per env and on self.device",
+    "shapes_types_and_devices": "return a float32 row per env, and a bool mask from terminated, all on self.device",
     "recipes_keep_observations_and_actions": "set actions, observations and their shapes in the task's own yaml only",
-    "same_seed_repeats_and_other_seed_differs": "draw from self.random only: no torch.rand, numpy, random",
-    "start_states_differ_between_envs_and_episodes": "draw the start of each env in reset from self.random",
+    "same_seed_repeats_and_other_seed_differs": "sample from self.random only: no torch.rand, numpy, random",
+    "start_states_differ_between_envs_and_episodes": "in reset, sample each env's initial state from self.random",
     "start_states_do_not_penetrate_or_exceed_joint_limits": (
         "start higher or with less noise, and clamp the joint positions to joint_limits"
     ),
     "no_observation_element_is_constant": "remove these elements; a policy learns nothing from them",
     "reward_is_the_sum_of_its_terms": "return the same terms in every step, with snake_case names",
-    "final_obs_equals_run_without_resets": "make every hook depend on its own env, not on whether others end",
-    "observe_and_terminated_have_no_side_effects": "draw and write in advance; observe and terminated run twice",
+    "final_obs_equals_run_without_resets": "compute each env from its own state, whether or not other envs are reset",
+    "observe_and_terminated_have_no_side_effects": "sample and write state in `advance`; these hooks run twice",
     "returned_tensors_are_never_overwritten": "return new tensors, not those that the next step writes into",
     "task_state_is_tensors_written_in_place": "make tensors in __init__, write in place: self.x.copy_(...)",
     "restored_env_continues_bit_identically": "keep all task state in the task's own tensors",
-    "diverged_env_is_reset_without_affecting_others": "use its own row only: no mean, sum or max over envs",
+    "diverged_env_is_reset_without_affecting_others": "compute an env from its own row: no mean, sum or max over envs",
     "envs_can_be_randomized": "read masses and sizes from the sim in each step, not once from the scene",
-    "mirror_image_moves_like_the_original": "correct the part's kind in mirrors; make the default pose symmetric",
+    "mirror_image_moves_like_the_original": "correct the term's kind in mirrors; make the default pose symmetric",
     "iteration_has_no_host_sync": "replace .item(), .cpu(), float(), 'if tensor', nonzero, x[mask] with torch.where",
-    "task_trains_on_every_simulator": "use the interface of gpusim_rl.sim only; --sim names the simulators to try",
+    "task_trains_on_every_simulator": "use only the interface of gpusim_rl.sim; --sim selects the simulators to try",
 }
 """Advice for failed checks, keyed by check name."""
-LINES, WIDTH = 6, 160  # limits of a failure's message; longer lines are tensors
+LINES, WIDTH = 6, 160  # maximum size of a failure message; longer lines are tensors
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -97,7 +97,7 @@ def record(args: argparse.Namespace) -> None:
     changes = {"task.randomize": False, "task.observations": sensors, "task.episode_length": steps + 1}
     exact = {"pushes": False, "encoder_bias": 0.0}
     changes |= {f"task.{key}": value for key, value in exact.items() if key in task}
-    if isinstance(noise := task.get("start_noise"), dict):  # of a tracking task, which starts in a clip
+    if isinstance(noise := task.get("start_noise"), dict):  # a tracking task starts at a frame of its clip, with noise
         changes["task.start_noise"] = {k: [0.0] * len(v) if isinstance(v, list) else 0.0 for k, v in noise.items()}
     with closing(open_run(args, changes)) as player:
         assert isinstance(player.env, VecEnv)
@@ -111,7 +111,7 @@ def record(args: argparse.Namespace) -> None:
                 hint = "Try fewer --seconds, or another --seed or --command"
                 raise ConfigError(f"the episode ended after {step / hz:.3g} s", hint=hint)
             if steps - frames <= step < steps - 1 and placed[-1]:
-                problem = f"the task moved {robot!r} after {(step + 1) / hz:.3g} s"
+                problem = f"the task reset the pose of {robot!r} after {(step + 1) / hz:.3g} s"
                 raise ConfigError(problem, hint="Try --skip 0, or fewer --seconds")
         qpos, qvel = (np.stack(values) for values in zip(*states, strict=True))
         clip = from_states(sim.scene, robot, qpos, qvel, hz)
@@ -123,7 +123,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def placements(task: Task[Any], robot: Articulation) -> list[bool]:
-    """Return a list that logs, per control step, whether the task moved env 0."""
+    """Return a list that grows by a bool per control step: whether the task itself moved the robot of env 0."""
     placed: list[bool] = []
     advance = task.advance
 
@@ -154,7 +154,7 @@ def open_run(args: argparse.Namespace, changes: dict[str, object]) -> Player:
 
 
 def command(player: Player, values: list[float] | None) -> None:
-    """Replace the task's commands with those of `--command`."""
+    """Hold the task's commands at the values of `--command`."""
     import torch
 
     from gpusim_rl.env import VecEnv
@@ -174,7 +174,7 @@ def command(player: Player, values: list[float] | None) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Read and validate a file, and print its contents."""
+    """Read and validate a clip, and print its contents."""
     from gpusim_rl.env.robot_clip import robot_of
 
     clip = read(args)
@@ -183,11 +183,11 @@ def check(args: argparse.Namespace) -> None:
     if args.robot is not None:
         say(f"fits {args.robot}: joint names, body names and body poses match")
     elif file := robot_of(clip):
-        say(f"the joints look like {file.stem}'s. Try clip check {shlex.quote(str(args.file))} {file.stem}")
+        say(f"the joints look like {file.stem}'s. Try gpusim-rl clip check {shlex.quote(str(args.file))} {file.stem}")
 
 
 def read(args: argparse.Namespace) -> Clip:
-    """Read a clip, and check it against the robot if one is named."""
+    """Read a clip; check that it fits the robot, if one is given."""
     from gpusim_rl.env.clip import load
     from gpusim_rl.env.motions import clip_file
     from gpusim_rl.env.robot_clip import load_for
@@ -201,7 +201,7 @@ def read(args: argparse.Namespace) -> Clip:
 
 
 def play(args: argparse.Namespace) -> None:
-    """Show a clip, or write a video or a page of it."""
+    """Play a clip in a browser, or write it as a video or an HTML page."""
     from gpusim_rl.env.robot_clip import robot_of
     from gpusim_rl.view.playback import open_playback
     from gpusim_rl.view.video import drawing, frame_rate, video_writer
@@ -217,7 +217,7 @@ def play(args: argparse.Namespace) -> None:
     if args.robot is None:
         robot = robot_of(clip)
         if robot is None:
-            hint = f"Try clip play {shlex.quote(str(args.file))} <robot>"
+            hint = f"Try gpusim-rl clip play {shlex.quote(str(args.file))} <robot>"
             raise ConfigError("no bundled robot has these joints", key=args.file, hint=hint)
         args.robot = robot.stem
         clip = read(args)

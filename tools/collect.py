@@ -56,10 +56,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("settings", "of a script's task")
     length = parser.add_mutually_exclusive_group()
     parser.option("--episodes", "whole episodes", "Episodes", EPISODES, type=positive, among=length)
-    parser.option("--steps", "per env; the last episodes are cut off", among=length)
+    parser.option("--steps", "per env; the last episodes are truncated", among=length)
     parser.option("--keep", "keep episodes with success or at least this return", "Episodes", metavar="success|RETURN")
     parser.option("--explore", "sample the actions", "Episodes", action="store_true")
-    parser.option("--actor", "policy that acts while a script is recorded", "Episodes", metavar="RUN")
+    parser.option("--actor", "policy that acts while the script's actions are recorded", "Episodes", metavar="RUN")
     parser.option("--num-envs", note=f"one per episode, up to {MOST_ENVS}; {STEPS_ENVS} with --steps")
     parser.option("--seed", default=None, note="number of episodes in the file")
     parser.option("--sim", note="mujoco")
@@ -99,7 +99,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         raise ConfigError(problem, key=f"--keep {args.keep}", hint="Try without --keep")
     before = demonstrations.read(args.out)[0] if args.append and args.out.exists() else None
     if args.seed is None:
-        args.seed = 0 if before is None else before.episodes  # new starts with each default-seeded `--append`
+        args.seed = 0 if before is None else before.episodes  # so that each `--append` adds other episodes
     torch.manual_seed(args.seed)  # for sampled actions
     run = args.actor if scripted else args.source
     with closing(open_script_envs(args) if run is None else open_run(args, run)) as player:
@@ -112,7 +112,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         kept = [episode for episode in episodes if keeps(args.keep, episode, env.name)]
         if not kept:
             best = max(episode.reward for episode in episodes)
-            raise ConfigError(f"none of {len(episodes)} episodes is kept; their best return is {best:.4g}")
+            raise ConfigError(f"all {len(episodes)} episodes failed --keep; the best return is {best:.4g}")
         new = joined(kept, env, executed=actor is None)
     try:
         shown = new if before is None else demonstrations.concatenate(before, new)
@@ -153,7 +153,7 @@ def open_run(args: argparse.Namespace, run: str) -> Player:
 
 
 def open_script_envs(args: argparse.Namespace) -> Player:
-    """Build the envs for a script from its command line."""
+    """Build the envs for a script, with settings from the command line."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.env import Task, VecEnv
     from gpusim_rl.run.devices import choose_devices
@@ -193,7 +193,7 @@ def plain_envs(player: Player) -> VecEnv:
 
 
 def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
-    """Run the user's script; return its acting function."""
+    """Run the user's script; return the function that its `controller` makes."""
     from gpusim_rl.env import Task
 
     file = Path(name)
@@ -218,7 +218,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Episode: observations by group [steps, size], final observations, actions, rewards and end flags."""
+    """Recorded episode: observations by group [steps, size], final observations, actions, rewards and end flags."""
 
     obs: dict[str, np.ndarray]
     final_obs: dict[str, np.ndarray]
@@ -232,7 +232,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """Return: the sum of rewards."""
+        """Return (sum of rewards)."""
         return float(self.rewards.sum())
 
 
@@ -245,13 +245,13 @@ def record(
     steps: int | None,
     name: str,
 ) -> list[Episode]:
-    """Step the envs and return equally many episodes from each, which avoids a bias to short episodes.
+    """Step the envs and return equally many episodes from each, which avoids a bias towards short episodes.
 
     Args:
         player: Envs at the start of an episode.
         act: Function that returns actions [num_envs, actions] to record.
-        actor: Function that returns the executed actions; None: the same.
-        episodes: Number of whole episodes; None: `steps`.
+        actor: Function that returns the actions to execute; None: `act`.
+        episodes: Number of whole episodes; None: record `steps` control steps.
         steps: Control steps of each env; the last episodes are truncated.
         name: Source of the actions, for messages.
     """
@@ -304,7 +304,7 @@ def record(
 
 
 def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
-    """Return whether an episode goes into the file."""
+    """Return whether `--keep` selects an episode."""
     if keep is None:
         return True
     if isinstance(keep, float):
@@ -326,7 +326,7 @@ def spec_of(env: VecEnv) -> EnvSpec:
 
 
 def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstrations:
-    """Concatenate episodes, and add properties of their envs."""
+    """Concatenate episodes to demonstrations, and add properties of their envs."""
     import numpy as np
 
     from gpusim_rl.learn.demonstrations import FLAGS, Demonstrations

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the task, if it comes first, and `--list`; pass other arguments to play."""
+    """Parse the task or `--list` if it comes first; return it, and the other arguments for play."""
     parser = Parser("demo", __doc__)
     parser.option("task", "task, or a prefix of its name", "Arguments", nargs="?", default=FIRST)
     parser.option("--list", "list the demos", "Output", action="store_true")
@@ -50,7 +50,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def choose(name: str, demos: list[str]) -> str:
-    """Return the demo of a task, or the only one with this prefix, ignoring case.
+    """Return the demo of a task, or the only demo whose name starts with `name`, ignoring case.
 
     Raises:
         ConfigError: No demo or several demos match.

@@ -42,7 +42,7 @@ CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
 COUNTED = {"num_processes": "processes", "num_actors": "actors"}
 SCALING = "Measure a task with several numbers of envs, processes or actors."
-WARM_UP = 4  # on CUDA, the third captures the graphs, and in the fourth the host runs ahead of the device
+WARM_UP = 4  # on CUDA, the third captures the graphs; from the fourth, the host runs ahead of the device
 FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for this long, and for three iterations, has ended
 
 
@@ -58,7 +58,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser = Parser("doctor scaling", f"{SCALING}\n{__doc__}")
         parser.option("settings")
         counts = {"type": listed(positive), "metavar": "A,B", "group": "Measurement"}
-        parser.option("--num-envs", "one or several", note="four powers of 4 per device", **counts)
+        parser.option("--num-envs", "one or several", note="64 to 4096 on the CPU, 256 to 16384 on a GPU", **counts)
         parser.option("--num-processes", "number of torchrun processes, one or several", **counts)
         parser.option("--num-actors", "number of actors, one or several", **counts)
         devices = {"type": listed(str), "metavar": "A,B", "default": None}
@@ -148,7 +148,7 @@ def report_run(args: argparse.Namespace) -> int:
 
 
 def summary(folder: Path, stats: RunStats) -> list[str]:
-    """Return lines about the run."""
+    """Return the report's header: run, setup, phase shares and utilisation."""
     from gpusim_rl.run.phases import PHASES
 
     sim = f", {stats.sim} on {stats.sim_device}" if stats.sim in SIMULATORS else " of another library"
@@ -183,7 +183,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
 
 
 def measure_scaling(args: argparse.Namespace) -> int:
-    """Measure all envs on all devices, or all numbers of processes or actors, and recommend one."""
+    """Measure numbers of envs on each device, or numbers of processes or actors, and recommend one."""
     import psutil
 
     args.load = psutil.getloadavg()[0]
@@ -220,7 +220,7 @@ def measure_envs(args: argparse.Namespace) -> int:
 
 
 def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
-    """Measure the numbers of processes or actors given by the option `counted`, and recommend one."""
+    """Measure numbers of processes or actors, given by the options in `counted`, and recommend one."""
     from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
 
     key, fixed = counted[0], [*args.settings]
@@ -247,7 +247,7 @@ def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
 
 
 def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]:
-    """Check the settings of a command line; return its task and number of envs."""
+    """Check the settings of a command line; return the task's class name and the number of envs."""
     from gpusim_rl.settings.checks import check_settings
     from gpusim_rl.settings.compose import compose
 
@@ -257,7 +257,7 @@ def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]
 
 
 def measure(args: argparse.Namespace, title: str, overrides: list[str], processes: int | None = None) -> Measurement:
-    """Measure a training with these overrides and this number of torchrun processes (None: without torchrun)."""
+    """Measure a training with these overrides, in `processes` torchrun processes if given."""
     from gpusim_rl.diagnose.short_training import measure_training
 
     if not args.json:
@@ -308,7 +308,7 @@ def finish(
     best: str,
     reasons: Sequence[str],
 ) -> int:
-    """Write the measurements to `--out`, print them as json or as a table, and return the exit code.
+    """Write the measurements to `--out`, print them as JSON or as a table, and return the exit code.
 
     Empty columns of `table` are left out; `best` is empty if nothing could be measured.
     """

@@ -39,7 +39,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> Path:
-    """Write the folder and return it."""
+    """Export the run's policy; return the folder."""
     limit_openmp_spin()  # before torch is imported
 
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -57,7 +57,7 @@ def export(args: argparse.Namespace) -> Path:
 
 
 def summary(card: dict) -> list[str]:
-    """Return lines with the measurements."""
+    """Return lines with the maximum errors and the latencies."""
     parity, latency = card["parity"], card["latency_us"]
     errors = ", ".join(f"{name} {row['max_error']:.2g}" for name, row in parity["files"].items())
     times = ", ".join(f"{name} {value:.0f}" for name, value in latency["median"].items())
@@ -66,7 +66,7 @@ def summary(card: dict) -> list[str]:
         f"one action on one thread, median of {latency['calls']:,} calls [us]: {times}",
     ]
     if borders := max((row["borders"] for row in parity["files"].values()), default=0):
-        lines.append(f"excluded: {borders} observations on the border between two choices")
+        lines.append(f"excluded: {borders} observations on the border between two actions")
     return lines
 
 

@@ -30,7 +30,6 @@ from gpusim_rl.connect import isaacgymenvs, task_text
 from gpusim_rl.connect.isaacgymenvs import is_number, look_up, merge, section, snake_case, without_references
 from gpusim_rl.connect.task_text import by_pattern, literal, number, render, rounded
 from gpusim_rl.errors import ConfigError, TaskError, friendly_errors, say, warn
-from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import replacing
 from gpusim_rl.options import Parser
 from gpusim_rl.settings.checks import build, plain
@@ -49,26 +48,26 @@ DOING = {False: "move the joints to random targets.", True: "walk forward and st
 NEEDS = {"feet": ("velocity",), "packages": ("urdf",), "velocity": ("urdf", "mjcf")}
 """Flags that need one of several others."""
 OBSOLETE = re.compile(r"unrecognized attribute: '(\w+)'\s*Element '(\w+)'")
-NOISE = 0.1  # of joints at the start [rad or m]
+NOISE = 0.1  # initial joint noise [rad or m]
 NARROW = 0.15  # range of a leg joint [rad]; a smaller one suggests radians that MuJoCo reads as degrees
 
 
 @dataclass
 class Draft:
-    """Data of the files to write."""
+    """Settings and robot of the new task."""
 
     name: str  # name of the task and its class
     folder: Path  # parent of my_tasks and my_cfg
     robot: str = ""  # robot file, or a robot of MuJoCo Menagerie
-    free_base: bool | None = None  # whether the first body gets a free joint; None = as the file has it
+    free_base: bool | None = None  # whether the first body gets a free joint; None = as in the file
     packages: dict[str, Path] = field(default_factory=dict)  # folders of ROS packages
-    common: dict[str, Any] = field(default_factory=dict)  # given settings that all tasks share
+    common: dict[str, Any] = field(default_factory=dict)  # settings shared by all tasks, if given
     values: dict[str, tuple[Any, str]] = field(default_factory=dict)  # task-specific settings, each with a comment
-    values_of: str = ""  # name of their source file
-    gains: dict[str, float] = field(default_factory=dict)  # given `stiffness` and `damping` of all drives
-    pose: dict[str, float] = field(default_factory=dict)  # given joint positions at the start [rad or m]
-    height: float | None = None  # given height of the first body at the start [m]
-    random: dict[str, Any] = field(default_factory=dict)  # given `randomize` and `randomization_params`
+    values_of: str = ""  # name of the file with these values
+    gains: dict[str, float] = field(default_factory=dict)  # `stiffness` and `damping` of all drives, if given
+    pose: dict[str, float] = field(default_factory=dict)  # initial joint positions [rad or m], if given
+    height: float | None = None  # initial height of the first body [m], if given
+    random: dict[str, Any] = field(default_factory=dict)  # `randomize` and `randomization_params`, if given
     ppo: dict[str, Any] = field(default_factory=dict)
     log: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # lines for the user
@@ -85,7 +84,7 @@ class Draft:
 
     @property
     def fixed_base(self) -> bool | None:
-        """Argument for `Scene.add`."""
+        """Argument `fixed_base` of `Scene.add`."""
         return None if self.free_base is None else not self.free_base
 
 
@@ -151,20 +150,12 @@ def new_task(args: argparse.Namespace) -> list[str]:
         with replacing(file) as temporary:
             temporary.write(text.encode() if isinstance(text, str) else text)
     go_there = "" if args.out == Path() else f"cd {shlex.quote(str(args.out))} && "
-    steps = [f"{tool('check_task', args.out)} {draft.name} -cd my_cfg"]
-    steps.append(f"{tool('train', args.out)} -cd my_cfg task={draft.name}")
-    steps.append(f"{tool('export', args.out)} {draft.name} -cd my_cfg")
+    steps = [f"check-task {draft.name} -cd my_cfg", f"train -cd my_cfg task={draft.name}"]
+    steps.append(f"export {draft.name} -cd my_cfg")
     parts = [file for file in files if file.parent.name == "assets" and isinstance(files[file], bytes)]
     wrote = [f"wrote {file}" for file in files if file not in parts]
     wrote += [f"wrote {len(parts)} meshes and images to {parts[0].parent}"] if parts else []
-    return [*wrote, *draft.notes, "next:", *(f"  {go_there}python {step}" for step in steps)]
-
-
-def tool(name: str, folder: Path) -> str:
-    """Return the path of one of our scripts as typed in `folder`."""
-    file = paths.train_file() if name == "train" else paths.tools_dir() / f"{name}.py"
-    near = file.is_relative_to(folder.resolve())
-    return shlex.quote(str(file.relative_to(folder.resolve()) if near else file))
+    return [*wrote, *draft.notes, "next:", *(f"  {go_there}gpusim-rl {step}" for step in steps)]
 
 
 def take_settings(draft: Draft, file: Path) -> None:
@@ -313,13 +304,13 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
 
 
 def take_ppo(draft: Draft, file: Path, name: str) -> None:
-    """Read the PPO settings next to a task's yaml, or of the task that it extends."""
+    """Read the PPO settings next to a task's yaml, or of its base task."""
     from gpusim_rl.settings.compose import compose
 
     folder = file.parent.parent / "train"
     other, algorithm = folder / f"{file.stem}.yaml", folder / f"{file.stem}PPO.yaml"
     if not algorithm.is_file() and other.is_file():  # AntSAC
-        draft.notes.append(f"ignored {other}: not PPO; algo=ppo, sac and td3 keep our settings")
+        draft.notes.append(f"ignored {other}: not PPO; algo=ppo, sac and td3 keep our defaults")
         return
     if not algorithm.is_file() and (of_base := folder / f"{name}PPO.yaml").is_file():
         draft.notes.append(f"PPO settings from {of_base.name}; there is no {algorithm.name}")
@@ -354,7 +345,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
         return True
 
     def ignored(values: dict[str, Any], above: str = "") -> list[str]:
-        """Return ignored paths; a section represents its content if all of it is ignored."""
+        """Return ignored paths; a section stands for its contents if all of them are ignored."""
         found = []
         for key, value in values.items():
             path = f"{above}{key}"
@@ -375,7 +366,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
 
 
 def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
-    """Return the robot as MJCF with meshes and textures, to write next to the task."""
+    """Return MJCF, meshes and textures of the robot by path, to write next to the task."""
     from gpusim_rl.export.scene_file import SCENE, write_scene
     from gpusim_rl.sim.robot_file import read_robot
 
@@ -392,7 +383,7 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
             spec.delete(pair)
     if robot.inside:
         count = len(robot.inside)
-        draft.notes.append(f"{count} pairs of the robot's bodies overlap at the start: they will not collide")
+        draft.notes.append(f"{count} pairs of the robot's bodies overlap at the start: their collisions are disabled")
     folder, name = draft.folder / "my_tasks" / "assets" / draft.module, f"{draft.module}.xml"
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -400,7 +391,7 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
         except ConfigError as error:
             draft.notes.append(f"the robot was not copied: {error}")
             return {}
-        draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # all in the copy
+        draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # all in the copied file
         return {
             folder / (name if path.name == SCENE else path.relative_to(scratch)): path.read_bytes()
             for path in sorted(Path(scratch).rglob("*"))
@@ -535,7 +526,7 @@ def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
 
 
 def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
-    """Read an MJCF file for an older MuJoCo, and the files that it includes."""
+    """Read an MJCF file written for an older MuJoCo, without the attributes that MuJoCo no longer supports."""
     import mujoco
 
     from gpusim_rl.sim.robot_file import one_line
@@ -571,7 +562,7 @@ def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
 def start_poses(
     model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]
 ) -> tuple[float, set[tuple[int, int]]]:
-    """Sample start poses.
+    """Find the lowest point and overlapping bodies over random start poses.
 
     Returns:
         Height of the robot's lowest point [m], 0 without geoms, and the pairs of its bodies that overlap.
@@ -602,7 +593,7 @@ def start_poses(
 
 
 def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: float | None) -> tuple[float, float]:
-    """Guess the stiffness and damping that hold the robot up.
+    """Guess a joint's stiffness and damping that hold the robot up.
 
     On a fixed base, a joint responds at 3 Hz, critically damped, and sags by at most 0.1 rad (1 cm for a slide joint)
     under its load. Legs carry the robot: with a stiffness of 1.2 x weight x height, a quadruped stands still; with
@@ -761,7 +752,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
 
 
 def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
-    """Read a legged robot; warn about nearly fixed leg joints if the file's angles are degrees."""
+    """Read a legged robot; if the file uses degrees, warn about leg joints with a tiny range."""
     import mujoco
 
     from gpusim_rl.sim.legged import read_legged

@@ -100,7 +100,7 @@ def play(args: argparse.Namespace) -> None:
 
 
 def replay(args: argparse.Namespace) -> None:
-    """Show a dump in a window, or describe it."""
+    """Replay a dump in a window, or print a description of it."""
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.view.replay_dump import DumpReplay
 
@@ -194,7 +194,7 @@ def follower(player: Player) -> Callable[[], None]:
 
 @contextmanager
 def window(model: mujoco.MjModel, data: mujoco.MjData, pressed: Callable[[int], None]) -> Iterator[Any]:
-    """Open MuJoCo's viewer, which draws in its own thread."""
+    """Open MuJoCo's viewer, which renders in its own thread."""
     import glfw
     import mujoco.viewer
 

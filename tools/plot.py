@@ -65,7 +65,7 @@ def plot(args: argparse.Namespace) -> Path:
     check_out(args.out, ".png", ".svg", ".pdf", overwrite=args.overwrite)
     runs = read_runs(folders, args.key, X_COLUMNS[args.x])
     figure = draw(grouped(runs), args.key, args.x)
-    with writing(out) as file:  # a link there is replaced, not followed
+    with writing(out) as file:  # replaces a symlink instead of following it
         save(figure, file, out.suffix[1:])
     return out
 
@@ -127,9 +127,9 @@ def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: 
         if common is not None and x[0] <= common < x[-1]:
             label.append(f"{np.interp(common, x, mean):,.4g} at {short(common, 3)} {unit}, reached by all")
         if any(curve.x[-1] > x[-1] for curve in curves):
-            label.append("where the shortest ends; thin: individual runs")
+            label.append("where the shortest run ends; thin lines: individual runs")
     else:
-        label.append("no mean: no common range")
+        label.append("no mean: the runs do not overlap")
     text = textwrap.fill(", ".join(label), LABEL_WIDTH)
     line.set_label(f" {text}" if text.startswith("_") else text)  # matplotlib hides labels that start with _
     return 1 + text.count("\n")

@@ -107,7 +107,7 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
 
 @contextmanager
 def player_of(args: argparse.Namespace) -> Iterator[Player]:
-    """Open a player of the envs and their policy."""
+    """Open a player of the envs, with the trained policy or random actions."""
     from gpusim_rl.view.player import Player
 
     if args.policy == "trained":
@@ -149,7 +149,7 @@ def collect(player: Player, number: int) -> dict[str, Tensor]:
 
 
 def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.device) -> tuple[VAE, float]:
-    """Train the autoencoder of a group; return it and its error on held-out frames."""
+    """Train the autoencoder of an image group; return it and its reconstruction error on held-out frames."""
     import torch
 
     from gpusim_rl.learn.vae import VAE
@@ -193,7 +193,7 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
 
 
 def draw(path: Path, rows: Sequence[tuple[VAE, Tensor]], device: torch.device) -> Path:
-    """Write an image of frames and, below them, their reconstructions."""
+    """Write an image of frames above their reconstructions."""
     import numpy as np
     from PIL import Image
 

@@ -26,7 +26,7 @@ from gpusim_rl.options import Parser
 CLOSE = 0.02  # maximum relative change of the return from rounding weights
 KEPT = ("task", "config", "sim", "seed", "obs_sizes", "images", "num_actions", "iteration", "env_steps")
 PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
-"""Settings that name folders; like all W&B settings, they get their defaults in demos."""
+"""Settings with paths or names of the author; like all W&B settings, a demo has their defaults."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def publish(args: argparse.Namespace) -> Path:
-    """Write the demo, play run and demo, and keep the demo if the returns are close; return its folder."""
+    """Write the demo, evaluate run and demo, and keep the demo if the returns are close; return its folder."""
     from gpusim_rl.files.checkpoint_file import load
     from gpusim_rl.run.checkpoint import check_training
 
@@ -122,7 +122,7 @@ def _progress(env: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluate(run: str, args: argparse.Namespace) -> dict[str, float]:
-    """Play an episode in every env."""
+    """Play an episode in every env; return the mean metrics."""
     from gpusim_rl.run.evaluation import evaluate
     from gpusim_rl.view.player import Player
 

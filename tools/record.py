@@ -54,7 +54,7 @@ def record(args: argparse.Namespace) -> Path:
     """Play the run and draw every frame; return the path of the video or page."""
     as_page = args.html or (args.out is not None and args.out.suffix == ".html")
     if as_page and args.num_envs not in (None, 1):
-        hint = f"Try a video: record {shlex.quote(args.run)}"
+        hint = f"Try a video: gpusim-rl record {shlex.quote(args.run)}"
         raise ConfigError(key="--num-envs", expected="1 with --html", got=args.num_envs, hint=hint)
     for module in ("viser", "mjviser") if as_page else ("imageio_ffmpeg", *["PIL.Image"] * args.caption):
         import_extra(module, "view", "record --html" if as_page else "record")
@@ -82,7 +82,7 @@ def record(args: argparse.Namespace) -> Path:
 
 
 def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
-    """Write a video."""
+    """Play the run and write a video, with captions if requested."""
     from gpusim_rl.view.renderer import Grid
     from gpusim_rl.view.video import Caption, caption_words, command_captions, drawing, frame_rate, video_writer
 

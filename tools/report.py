@@ -67,7 +67,7 @@ def report(args: argparse.Namespace) -> Path:
             replay(group, args)
         left -= 1
     content = page(groups, args.config_dir)
-    with writing(out) as file:  # a link there is replaced, not followed
+    with writing(out) as file:  # replaces a symlink instead of following it
         file.write(content.encode())
     return out
 

@@ -37,7 +37,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("--sim", note="mujoco; newton for a run trained on it")
     parser.option("--out", ".png", note="TASK.png in the current folder")
     parser.options("--overwrite", "--width", "--height", width=480, height=360)
-    parser.option("--fill", "share of the image for the robot", "Output", type=number(float, 0.01, 1), default=0.86)
+    parser.option("--fill", "image fraction that the robot fills", "Output", type=number(float, 0.01, 1), default=0.86)
     parser.options("--renderer", "--trust", "--config-dir")
     return parser.parse_args(argv)
 

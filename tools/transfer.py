@@ -49,21 +49,21 @@ GROUPS = {
     "delay": "actions delayed by 1 to 3 control steps",
     "noise": "5 and 10 % Gaussian noise on observations",
     "trained": "the run's own noise and randomisation",
-    "exported": "the ONNX file, with controls mapped to actuators by the names on its card",
+    "exported": "the ONNX file, with controls mapped to actuators by the names in policy.json",
 }
 PLAIN = "plain"  # the run's settings in mujoco, without noise and randomisation
-LIKELY = 2.0  # standard errors, above which a difference is unlikely to be chance
+LIKELY = 2.0  # a difference of more standard errors is unlikely to be chance
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Difference from the plain evaluation."""
+    """Change to the settings of the plain evaluation."""
 
     name: str
     group: str
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings by full key, as for `Player.open`
     sim: str = "mujoco"
-    reason: str = ""  # why the variant is impossible
+    reason: str = ""  # why the variant cannot be evaluated
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Evaluate all variants, print and write the result, and return its rows, the plain one first."""
+    """Evaluate all variants, print and write the results; return the rows, the plain one first."""
     wanted = list(GROUPS) if args.only is None else args.only.split(",")
     for name in wanted:
         if name not in GROUPS:
@@ -195,7 +195,7 @@ def scaled(
     of: Callable[[ActorProperties], list[str]] | None,
     factor: float,
 ) -> tuple[dict[str, Any], str]:
-    """Return `actor_params` that scale properties of all elements or of `of`, and the reason if there are none."""
+    """Return `actor_params` that scale properties of all elements or of `of(actor)`, and why if there are none."""
     from gpusim_rl.env.properties import ActorProperties
     from gpusim_rl.sim.params import GROUND
 
@@ -229,14 +229,14 @@ def servos(actor: ActorProperties) -> list[str]:
 
 
 class Exported:
-    """Policy from an ONNX file, instead of the run's."""
+    """Policy loaded from an ONNX file."""
 
     def __init__(self, function: Callable[..., Any], states: Sequence[Sequence[int | str]]) -> None:
         self._function, self._states = function, states
         self.control: Any = None  # of the last action, [num_envs, actuators]; None if the file has none
 
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
-        """Return zeros, [layers, batch, units] each."""
+        """Return zero recurrent states, [layers, batch, units] each."""
         import torch
 
         return tuple(torch.zeros([batch if size == "batch" else int(size) for size in shape]) for shape in self._states)
@@ -244,7 +244,7 @@ class Exported:
     def act(
         self, obs: dict[str, Tensor], hidden: tuple[Tensor, ...], *, deterministic: bool
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the actions and the next state."""
+        """Return the actions and the next recurrent states."""
         import torch
 
         inputs = [value.contiguous().numpy() for value in (obs["policy"], *hidden)]
@@ -255,7 +255,7 @@ class Exported:
 
 
 def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
-    """Export the policy; the card's controls, if any, replace the task's `apply_action`."""
+    """Export and load the policy; if its card has controls, they replace the task's `apply_action`."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(package, "export", "exported")
     from gpusim_rl.export import files, parity
@@ -276,14 +276,14 @@ def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
 
 
 def difference(returns: Tensor) -> dict[str, float]:
-    """Return mean and standard error of the difference between returns of episodes with the same starts."""
+    """Return mean and standard error of the difference between returns from the same initial states."""
     count = returns.numel()
     error = float(returns.std()) / math.sqrt(count) if count > 1 else math.nan
     return {"difference": float(returns.mean()), "standard_error": error}
 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort the rows without errors; a non-finite return is the worst."""
+    """Return the rows without errors, worst first; a non-finite return is the worst."""
     played = [row for row in rows if "error" not in row]
     return sorted(played, key=lambda row: row["difference"] if math.isfinite(row["difference"]) else -math.inf)
 

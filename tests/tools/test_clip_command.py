@@ -91,20 +91,20 @@ def test_position_jump_is_not_recorded(clip, tmp_path):
     words = ("record", "Go1Tracking", "--out", "x.npz", "--seconds", "0.6", "--skip")
     for skip, when in (("0", "0.42"), ("0.5", "0.84")):
         error = clip(*words, skip, code=2).stderr
-        assert f"moved 'robot' after {when} s" in error
+        assert f"pose of 'robot' after {when} s" in error
     assert not (tmp_path / "x.npz").exists()
     clip(*words, "0", "--seconds", "0.2")
     assert load(tmp_path / "x.npz").seconds == pytest.approx(0.2)
     still = {name: (0.0 if "vel" in name else 1.0) * value[:1].repeat(22, axis=0) for name, value in short.items()}
     save(tmp_path / "short.npz", replace(trot, **still))
     error = clip(*words[:3], "y.npz", *words[4:], "0", code=2).stderr
-    assert "moved 'robot' after 0.42 s" in error, "small jumps are found too"
+    assert "pose of 'robot' after 0.42 s" in error, "small jumps are found too"
 
 
 def test_check_describes_clips_and_reports_mismatches(clip, tmp_path):
     output = clip("check", "go1_trot").stdout
     assert "201 frames at 50 Hz, 4 s; 12 joints, 13 bodies" in output
-    assert "Try clip check" in output and output.endswith("go1\n")
+    assert "Try gpusim-rl clip check" in output and output.endswith("go1\n")
     assert "fits go1: " in clip("check", "go1_trot", "go1").stdout
     assert "a clip of go1" in clip("check", "go1_trot", "g1", code=2).stderr
     assert "'Gymnasium'" in clip("check", "go1_trot", "Gymnasium", code=2).stderr
@@ -146,4 +146,4 @@ def test_clip_plays_in_a_browser(clip):
 def test_clip_of_unknown_robot_asks_for_a_robot(clip, tmp_path):
     trot = load(MOTIONS / "go1_trot.npz")
     save(tmp_path / "x.npz", replace(trot, joint_names=tuple(f"j{i}" for i in range(12))))
-    assert "Try clip play x.npz <robot>" in clip("play", "x.npz", code=2).stderr
+    assert "Try gpusim-rl clip play x.npz <robot>" in clip("play", "x.npz", code=2).stderr
