@@ -165,7 +165,7 @@ def learn(args: argparse.Namespace) -> int:
     goals = learning.read_goals(goals_file)
     asked = list(dict.fromkeys(args.tasks)) or list(goals)
     if unknown := [task for task in asked if task not in goals]:
-        raise ConfigError(f"no goal for {', '.join(unknown)} in {goals_file}; it has {', '.join(goals)}")
+        raise ConfigError(f"no goal for {', '.join(unknown)} in {goals_file}. Available: {', '.join(goals)}")
     try:
         seeds = list(dict.fromkeys(int(seed) for seed in args.seeds.split(",")))
     except ValueError:
@@ -191,7 +191,7 @@ def learn(args: argparse.Namespace) -> int:
         cpus = shares.get()
         try:
             if cpus is not None:
-                os.sched_setaffinity(0, cpus)  # this thread: keeps random actions on its CPUs too
+                os.sched_setaffinity(0, cpus)  # this thread, so that `random_return` uses these CPUs too
             if outcome.random_return is None:
                 outcome.random_return = random_return(goal, outcome.recipe)
             if stop.is_set():
@@ -337,7 +337,7 @@ def composed(goal: Goal, recipe: str) -> tuple[str, str]:
 
 
 def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
-    """Return the CPUs of each concurrent training; None if they cannot be divided."""
+    """Return a queue with the CPUs of each concurrent training; None if they cannot be divided."""
     shares: queue.SimpleQueue[set[int] | None] = queue.SimpleQueue()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     for job in range(jobs):
@@ -383,7 +383,7 @@ def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
 
 
 def measure_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
-    """Check the configuration, then measure a task."""
+    """Check the settings; return the task's part of the report, and a function `cases` of the env count."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.learn.precision import choose_precision

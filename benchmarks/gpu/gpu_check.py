@@ -49,7 +49,7 @@ ONLY_NAMED = ("more_tests",)
 """Parts that run only if `--parts` names them."""
 
 FACT_SHARE = 0.7
-"""Maximum fraction of the probe's remaining time for one fact."""
+"""Maximum fraction of the probe's remaining time that one fact may take."""
 
 LEAST_S = 5.0
 """Minimum remaining time to start a part [s]."""
@@ -147,7 +147,7 @@ def check_input(args: argparse.Namespace) -> None:
     from gpusim_rl.errors import ConfigError, did_you_mean
 
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
-    if missing:  # once, instead of in every part
+    if missing:  # report once, not in every part
         raise ConfigError(f"cannot find {', '.join(missing)}: try pip install -e ., or add their folder to PYTHONPATH")
     args.parts = None if args.parts is None else [name for name in args.parts.split(",") if name]
     for name in args.parts or ():
@@ -358,11 +358,11 @@ class Job:
     keep: Callable[[Part], None]
 
     def settings(self) -> list[str]:
-        """Overrides from the user and the plan."""
+        """Return the overrides from the plan and the user."""
         return [*self.args.plan.overrides, *self.args.overrides]
 
     def run_words(self) -> list[str]:
-        """Task, device and settings for audit, training and benchmark."""
+        """Return task, device and settings for audit, training and benchmark."""
         return ["task=Ant", f"device={self.args.device}", *self.settings()]
 
 
@@ -489,7 +489,7 @@ def run_tests(job: Job, chosen: str = "decisive") -> Part:
 
 
 def read_tests(output: str) -> dict[str, str]:
-    """Parse outcomes by test from `pytest -v`, complete or not."""
+    """Parse the outcome of each test from the output of `pytest -v`, which may be truncated."""
     found: dict[str, str] = {}
     for name, outcome in re.findall(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", output, re.MULTILINE):
         words: dict[str, str] = {"ERROR": "failed", "XFAIL": "xfailed"}

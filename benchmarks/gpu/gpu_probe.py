@@ -94,7 +94,7 @@ def describe_error(error: BaseException) -> Fact:
 
 
 def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Callable[[], Fact]]:
-    """Return the functions of all facts by name, in order."""
+    """Return the functions that measure the facts, by name and in order."""
 
     def physics(*more: str, **options: Any) -> Callable[[], Fact]:
         return lambda: bare_physics(device, num_envs, [*overrides, *more], **options)
@@ -334,7 +334,7 @@ def training(lines: Sequence[str], graph: str) -> Fact:
 
 
 def milliseconds(body: Callable[[], Any], device: Any, turns: int = 2) -> float:
-    """Return the duration of a call [ms]: the median over rounds."""
+    """Return the duration of a call [ms], as the median over rounds."""
     found = []
     for _ in range(ROUNDS):
         synchronize(device)
@@ -347,7 +347,7 @@ def milliseconds(body: Callable[[], Any], device: Any, turns: int = 2) -> float:
 
 
 def synchronize(device: Any) -> None:
-    """Wait for a device."""
+    """Wait until a CUDA device is idle; no-op for other devices."""
     import torch
 
     if torch.device(device).type == "cuda":

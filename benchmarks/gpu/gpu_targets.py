@@ -1,4 +1,4 @@
-"""Targets for a CUDA device, and their check against the results of `benchmarks/gpu/gpu_check.py`."""
+"""Targets for a CUDA device, and the comparison of results of `benchmarks/gpu/gpu_check.py` with the targets."""
 
 from __future__ import annotations
 

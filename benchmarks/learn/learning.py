@@ -51,7 +51,7 @@ class Goal:
         task: Name.
         threshold: Target mean over the last 100 episodes: a return, or one of the task's metrics by name,
             `{success: 0.5}`.
-        minutes: Time limit; tasks that are too hard report their progress.
+        minutes: Time limit [min]; tasks that are too hard report their progress.
         overrides: Overrides for this machine class, as for train.py.
         compare: Published return and source.
         success: Formats of the task's success metrics, by name: `"{:.1f} turns per episode"`.
@@ -69,7 +69,7 @@ class Goal:
     prepare: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that exactly one number is judged."""
+        """Check that the threshold is a return or exactly one task metric."""
         if isinstance(self.threshold, dict) and len(self.threshold) != 1:
             raise ConfigError(
                 f"{self.task}.threshold must be a return or one task metric, got {self.threshold}; try {{success: 0.5}}"
@@ -174,7 +174,7 @@ def read_outcomes(file: Path) -> list[Outcome]:
 
 
 def write_outcomes(file: Path, outcomes: Sequence[Outcome]) -> None:
-    """Replace the file, with tasks in alphabetical order."""
+    """Replace the file, with outcomes sorted by task, recipe and seed."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.task, outcome.recipe, outcome.seed))
     entries = [{name: getattr(outcome, name) for name in Outcome.__slots__} for outcome in ordered]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +247,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def hold_against(outcome: Outcome, threshold: float, stat: str = "") -> None:
-    """Judge a training whose rows are gone by another threshold and metric.
+    """Judge a training whose metrics rows are gone by another threshold and metric.
 
     Only the thinned curve is left, so the time to the threshold is rounded up to its next point or to the end. The
     last task metrics may average few episodes: they cannot reach a threshold, but keep one already reached.
@@ -394,7 +394,7 @@ def _more_iterations(run: Path) -> list[str]:
 
 
 def _new_run(folder: Path, seed: int, started: float) -> Path | None:
-    """Return the run folder created since training started."""
+    """Return the run folder of this seed created since training started, or None."""
     for path in sorted(folder.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime, reverse=True):
         if path.parent.is_symlink() or path.stat().st_mtime < started - 1.0:
             continue
@@ -506,7 +506,7 @@ def _learned(seeds: Sequence[Outcome]) -> bool:
 
 
 def _notes(outcomes: Sequence[Outcome]) -> list[str]:
-    """Explain the numbers of the table."""
+    """Return a note that explains the numbers of the table."""
     counts = Counter((outcome.task, outcome.recipe) for outcome in outcomes)
     fewest, most = min(counts.values()), max(counts.values())
     seeds = f"{most} seed{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} seeds"
@@ -551,7 +551,7 @@ def results(file: Path) -> dict[str, dict[str, Learned]]:
 
 
 def _task_result(seeds: Sequence[dict[str, Any]]) -> Learned:
-    """Return a task's result over all seeds."""
+    """Return a task's result over all seeds: medians of the times or final values."""
     first, stat = seeds[0], seeds[0].get("stat") or ""
     form = ".2g" if stat else ",.0f"
     threshold, name = f"{first['threshold']:{form}}", f"{stat} " if stat else ""

@@ -1,4 +1,4 @@
-"""Measured checkout: process environment, provenance, and output files."""
+"""Checkout to measure: process environment, provenance, and output files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def process_environment(**more: str) -> dict[str, str]:
-    """Return environment variables, including `more`, with which a process imports this checkout."""
+    """Return environment variables, and `more`, for a process that imports this checkout."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **more}
 

@@ -80,7 +80,7 @@ def running(words: Sequence[str]) -> Iterator[Child]:
 
 
 def rows_of(child: Child) -> Iterator[Row]:
-    """Yield rows with their arrival times."""
+    """Yield the metrics rows that a training prints, each with its arrival time `at` [s]."""
     assert child.process.stdout is not None
     for line in child.process.stdout:
         if line.startswith(b"{") and (event := json.loads(line))["event"] == "row":
@@ -88,7 +88,7 @@ def rows_of(child: Child) -> Iterator[Row]:
 
 
 def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[Row]:
-    """Return the rows of the next `seconds`; with `alive`, until that many actors are running."""
+    """Return the rows of the next `seconds`; with `alive`, all rows until that many actors are running."""
     taken, until = list[Row](), time.monotonic() + (seconds if alive is None else PATIENCE_S)
     while time.monotonic() < until:
         taken.append(next(rows))
@@ -158,7 +158,7 @@ def actors_of(pid: int) -> list[Any]:
 
 
 def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Kill an actor, and measure how the learner continues."""
+    """Kill an actor; return how long its loss and return took, and how the learner's updates continued."""
     with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
         rows = rows_of(child)
         take(rows, 0.0, alive=actors)
@@ -217,7 +217,7 @@ def _check_run(folder: Path) -> Row:
 
 
 def _gone(processes: Sequence[Any]) -> int:
-    """Return how many processes are left after the time limit, and kill them."""
+    """Kill the processes that are still alive after GONE_S; return their number."""
     import psutil
 
     _, alive = psutil.wait_procs(processes, timeout=GONE_S)
@@ -227,7 +227,7 @@ def _gone(processes: Sequence[Any]) -> int:
 
 
 def kill_learner(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Kill the learner, then resume with the same command plus checkpoint=."""
+    """Kill the learner and resume with the same command plus checkpoint=; return lost iterations and restart times."""
     with tempfile.TemporaryDirectory() as folder:
         words = training(kind, actors, env, Path(folder))
         with running(words) as child:
@@ -466,11 +466,11 @@ def measure(name: str, args: argparse.Namespace) -> Iterator[list[Row]]:
                     print(rows[-1], flush=True)
             yield rows
     else:
-        sys.exit(f"unknown: {name}; known: {', '.join(SECTIONS)}, report")
+        sys.exit(f"unknown section {name!r}. Available: {', '.join(SECTIONS)}, report")
 
 
 def note(name: str, args: argparse.Namespace, rows: list[Row]) -> None:
-    """Replace a section of the file."""
+    """Replace a section of scale.json, with its command, commit and machine."""
     from gpusim_rl.files.provenance import describe_environment, git_state
 
     environment = describe_environment()
@@ -490,7 +490,7 @@ def note(name: str, args: argparse.Namespace, rows: list[Row]) -> None:
 
 
 def report(path: Path) -> None:
-    """Write the page and the plot."""
+    """Write scale.md and scale.png."""
     from matplotlib import figure as figures
 
     data = json.loads(path.read_text())

@@ -199,7 +199,7 @@ class Ours:
         self.found = torch.tensor(recording["seen"]["critic"]["foot_contact"]) > 0.0
 
     def put(self) -> None:
-        """Write the states and update everything derived, contacts included."""
+        """Write the states and update all derived quantities, including contacts."""
         import torch
 
         task, state = self.task, self.state
@@ -282,7 +282,7 @@ def difference(ours: Any, theirs: Any) -> tuple[float, float, float]:
 
 
 def compare(name: str, recording: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each term: difference, limit, reason."""
+    """Return a row per term: largest value, difference, limit and, for an expected difference, the reason."""
     import torch
 
     case, rows = CASES[name], []

@@ -1,4 +1,4 @@
-"""Record what mjlab's velocity tasks compute in known states; run with the Python of an mjlab environment.
+"""Record observations and rewards of mjlab's velocity tasks in known states; run with an mjlab install's Python.
 
 python benchmarks/parity/mjlab_record.py go1 recording.json [heights.json]
 """
@@ -105,7 +105,7 @@ def step(env: Any, action: np.ndarray) -> None:
 
 
 def state_of(env: Any, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    """Return the state, rounded, for both simulations."""
+    """Return the rounded state that both simulations are set to."""
     data = env.sim.data
     qpos, qvel = data.qpos.numpy().round(4), data.qvel.numpy().round(3)
     qpos[:, 3:7] = data.qpos.numpy()[:, 3:7].round(7)
@@ -126,7 +126,7 @@ def state_of(env: Any, rng: np.random.Generator) -> dict[str, torch.Tensor]:
 
 
 def put(env: Any, state: dict[str, torch.Tensor]) -> None:
-    """Write a state and update everything derived, contacts included."""
+    """Write a state and update all derived quantities, including contacts."""
     data, robot, manager = env.sim.data, env.scene["robot"], env.action_manager
     data.qpos[:], data.qvel[:] = state["qpos"], state["qvel"]
     data.qacc_warmstart[:] = 0.0

@@ -90,7 +90,7 @@ def plain_model(file: Path, free: bool, excludes: Sequence[tuple[str, str]] = ()
 
 
 def run(file: Path, simulator: str) -> dict[str, Any]:
-    """Return the row of a file."""
+    """Load, step and compare a robot file; return its row, see the module docstring."""
     import mujoco
     import numpy as np
     import torch
@@ -199,7 +199,7 @@ def row_of(file: Path, simulator: str, seconds: float) -> dict[str, Any]:
 
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the counts of each collection and simulator."""
+    """Count files, loads, tasks and matches by collection and simulator."""
     found: dict[str, Counter[str]] = {}
     for row in rows:
         count = found.setdefault(f"{row['collection']} {row['simulator']}", Counter())
@@ -212,7 +212,7 @@ def counts(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def main() -> None:
-    """Load the collections."""
+    """Load and compare the collections; write robots.json."""
     from measuring.checkout import provenance, write
 
     for module in (

@@ -96,7 +96,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _capture(workload: Workload) -> None:
-    """Run until graphs are captured, however short the warm-up."""
+    """Run until graphs are captured, even if the warm-up is shorter."""
     if workload.graphs is not None and workload.graphs.choice.mode != "off":
         from gpusim_rl.run.cuda_graph import WARM_UP
 
@@ -130,7 +130,7 @@ def _report(workload: Workload) -> dict[str, Any]:
 
 
 def _settings(workload: Workload) -> dict[str, Any]:
-    """Return the settings of the workload and its process."""
+    """Return the settings of the workload and its process: OpenMP spinning and threads."""
     process: dict[str, Any] = {"openmp_spins": os.environ.get("GOMP_SPINCOUNT")}
     torch = sys.modules.get("torch")  # EnvPool and Gymnasium do not need torch
     if torch is not None:
@@ -310,7 +310,7 @@ def _env_step(scenario: _Scenario) -> Iterator[Workload]:
 
 
 def _graphs(device: torch.device, *stateful: object) -> Graphs:
-    """Capture an iteration in one CUDA graph, like our training's rollout."""
+    """Return graphs that capture an iteration in one CUDA graph, like our training's rollout."""
     from gpusim_rl.run.cuda_graph import GraphChoice, Graphs
 
     choice = GraphChoice("rollout", "CUDA device") if device.type == "cuda" else GraphChoice("off", device.type)
@@ -318,7 +318,7 @@ def _graphs(device: torch.device, *stateful: object) -> Graphs:
 
 
 def _time(phase: str, stepped: Any) -> PhaseTimer:
-    """Time all further calls of `step` of envs or a simulator."""
+    """Wrap `step` of envs or a simulator with a timer; return the timer."""
     from gpusim_rl.run.timing import PhaseTimer
 
     timer, step = PhaseTimer(stepped.device), stepped.step

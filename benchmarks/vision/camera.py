@@ -4,7 +4,7 @@
     python benchmarks/vision/camera.py --rounds 5
 
 Writes camera.json. Renderers alternate within a round, each thread pinned to its own CPU; ratios are computed within
-rounds. `cpu` is CPU time per frame of all envs, without shared work; with two threads, that of the slower thread.
+rounds. `cpu_ms` is CPU time per frame of all envs: the main thread and, with two threads, the slower worker thread.
 OpenGL renders one env after another, without shadows and antialiasing; without a GPU, its driver uses the CPU.
 
 The committed data was measured with raised priority:
@@ -28,9 +28,9 @@ SCENES: dict[str, dict[str, Any]] = {
     "Cartpole": {"pos": (0.0, -4.0, 2.0), "target": (0.0, 0.0, 2.0)},
     "Go1Velocity": {"pos": (0.9, -1.1, 0.7), "target": (0.0, 0.0, 0.25)},
 }
-"""Tasks, and the camera position in each scene."""
+"""Camera position and target [m] by task."""
 SIZES = {32: 512, 64: 256, 84: 128}
-"""Image width and height [pixels], and number of envs."""
+"""Number of envs by image width and height [pixels]."""
 OPENGL_ENVS = 16
 """Envs that OpenGL renders per round."""
 ROUNDS = 15
@@ -60,7 +60,7 @@ def make(task: str, pixels: int, num_envs: int, threads: int) -> Any:
 
 
 def pinned(share: Callable[[], None], cpu: int) -> Callable[[], None]:
-    """Return a function that renders on one CPU."""
+    """Wrap a renderer thread's work to run on one CPU."""
 
     def run() -> None:
         os.sched_setaffinity(0, {cpu})
@@ -97,7 +97,7 @@ def opengl(sim: Any, pixels: int) -> tuple[Callable[[], None], str]:
 
 
 def threads_of(sim: Any) -> dict[str, float]:
-    """Return the CPU time [ms] of the slowest thread, and of the shared part."""
+    """Return the CPU time [ms] of the main thread (`alone`) and of the slowest worker thread (`longest`)."""
     renderer = sim._cameras._made
     shares, took = renderer._shares, []
 
