@@ -27,7 +27,7 @@ REPLAY = """```{raw} html
 <iframe src="replay.html" title="A trained Go1 walks, in 3D" class="replay"></iframe>
 <p class="replay">The Go1 that comes with the package. Drag to rotate, scroll to zoom.</p>
 ```"""
-"""Embeds the page written by `build_site.write_replay`."""
+"""Frame of the replay that `build_site.write_replay` writes."""
 
 SOURCE = "https://github.com/gpusim-rl/gpusim_rl/blob/main/"
 CONTENTS = {
@@ -147,7 +147,7 @@ def read_signature(
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the functions above."""
+    """Register the functions above as Sphinx event handlers."""
     app.connect("source-read", complete_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)

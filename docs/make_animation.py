@@ -1,4 +1,4 @@
-"""Draw the animation on the start page: trained policies, one tile per run.
+"""Render the animation on the start page: trained policies, one tile per run.
 
 python docs/make_animation.py runs/Ant/latest@0.45 runs/Hopper/latest --seconds 4      docs/images/trained.webp
 python docs/make_animation.py runs/Pendulum/latest --out pendulum.webp
@@ -24,7 +24,7 @@ SMOOTH = 2  # supersampling factor in both directions
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the picture and print its path and size."""
+    """Write the animation; print its path and size."""
     from gpusim_rl.errors import friendly_errors
 
     with friendly_errors():

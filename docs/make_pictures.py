@@ -1,4 +1,4 @@
-"""Draw the pictures at the top of the guides, docs/images/guide_*.webp: mosaics of tasks and video frames.
+"""Make the pictures at the top of the guides, docs/images/guide_*.webp: mosaics of tasks and video frames.
 
 python docs/make_pictures.py                     all
 python docs/make_pictures.py robots exported     some
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def tasks(names: list[str]) -> list[Image]:
-    """Read the task pictures drawn by `gpusim-rl snapshot`."""
+    """Read the task pictures written by `gpusim-rl snapshot`."""
     from PIL import Image
 
     return [Image.open(IMAGES / f"{name}.png").convert("RGB") for name in names]
@@ -99,7 +99,7 @@ def moments(video: Path, box: tuple[int, int, int, int], shares: tuple[float, ..
 
 
 def exported(folder: Path) -> list[Image]:
-    """Run the exported demo in plain MuJoCo."""
+    """Return frames of the exported demo in plain MuJoCo."""
     run(folder, "tools/export.py", DEMO, "--out", "export")
     command = ("--command", "0.8", "0", "0", "--seconds", "2", "--out", "walk.mp4")
     run(folder, "docs/examples/deploy.py", "export", *command)
@@ -107,7 +107,7 @@ def exported(folder: Path) -> list[Image]:
 
 
 def clip(folder: Path) -> list[Image]:
-    """Play a clip of the G1."""
+    """Return frames of a motion clip of the G1."""
     run(
         folder, "tools/clip.py", "play", "g1_bow", "G1Tracking", "--out", "bow.mp4", "--width", "480", "--height", "360"
     )
@@ -115,7 +115,7 @@ def clip(folder: Path) -> list[Image]:
 
 
 def randomized(folder: Path) -> list[Image]:
-    """Draw the policy's camera images in ten envs, with random colours and camera positions."""
+    """Return the policy's camera images in ten envs, with random colours and camera positions."""
     sizes = ("num_envs=10", "task.height=160", "task.width=160", "ppo.horizon=2", "ppo.minibatch_size=20")
     draws = ("task.randomize=true", f"task.randomization_params={APPEARANCE}")
     run(folder, "train.py", "task=FrankaReachCamera", "device=cpu", "max_iterations=1", *sizes, *draws)

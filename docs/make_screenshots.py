@@ -1,4 +1,4 @@
-"""Draw the screenshots docs/images/screen_*.webp: terminal, plot, report, viewer and the site's start page.
+"""Take the screenshots docs/images/screen_*.webp: terminal, plot, report, viewer and the site's start page.
 
 python docs/make_screenshots.py                                 all, with three short Cartpole runs
 python docs/make_screenshots.py plot report --runs runs/Ant/*   some, with existing runs
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = ("chromium-headless-shell", "chromium", "google-chrome")
 FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # 3D on the CPU
 PATIENCE_MS = 400_000  # the CPU renders slowly
-SHOWN = 0.6  # fraction of a run after which the panel is drawn
+SHOWN = 0.6  # fraction of a run that the panel shows
 WIDTH = 102  # width of the terminal, in characters
 TERMINAL = (
     '<pre style="color: {foreground}; background: {background}; display: inline-block; margin: 0; padding: 16px 10px;'
@@ -113,7 +113,7 @@ class Work:
 
 
 def panel(work: Work) -> bytes:
-    """Draw the console panel of a run in training."""
+    """Render the console panel of a run during training, as PNG."""
     from gpusim_rl.run.console import Console
     from gpusim_rl.view.curves import read_run
 
@@ -129,7 +129,7 @@ def panel(work: Work) -> bytes:
 
 
 def terminal(work: Work, command: str, shown: Any) -> bytes:
-    """Draw a terminal with a command and its output: text or a rich renderable."""
+    """Render a terminal with a command and its output (text or a rich renderable), as PNG."""
     from rich.console import Console as Terminal
     from rich.terminal_theme import SVG_EXPORT_THEME
 
@@ -142,24 +142,24 @@ def terminal(work: Work, command: str, shown: Any) -> bytes:
 
 
 def doctor(work: Work) -> bytes:
-    """Draw the doctor's report on a run of Ant."""
+    """Render the doctor's report on a run of Ant, as PNG."""
     work.run("train.py", "task=Ant", "num_envs=256", "max_iterations=30", "device=cpu")
     return terminal(work, "gpusim-rl doctor Ant", work.output("tools/doctor.py", "Ant"))
 
 
 def audit(work: Work) -> bytes:
-    """Draw the audit of copies and waits in a run."""
+    """Render the audit of a run's copies and waits, as PNG."""
     return terminal(work, "gpusim-rl audit task=Ant", work.output("tools/audit.py", "task=Ant", "num_envs=64"))
 
 
 def plot(work: Work) -> bytes:
-    """Draw the learning curves of the runs."""
+    """Plot the learning curves of the runs, as PNG."""
     work.run("tools/plot.py", *work.runs(), "--out", "plot.png", "--overwrite")
     return (work.folder / "plot.png").read_bytes()
 
 
 def report(work: Work) -> bytes:
-    """Draw the report of the runs."""
+    """Take a screenshot of the report on the runs."""
     work.run("tools/report.py", *work.runs(), "--out", "report.html", "--overwrite")
     page = work.page(1080, f"file://{work.folder / 'report.html'}")
     wait_for_scene(page, page.frame_locator("iframe"))
@@ -167,7 +167,7 @@ def report(work: Work) -> bytes:
 
 
 def viewer(work: Work) -> bytes:
-    """Draw the viewer with the demo and contact forces."""
+    """Take a screenshot of the viewer, with the demo and contact forces."""
     command = [sys.executable, "-u", str(ROOT / "tools" / "demo.py"), "Go1", "--port", "0", "--num-envs", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -184,7 +184,7 @@ def viewer(work: Work) -> bytes:
 
 
 def wait_for_scene(page: Any, frame: Any) -> None:
-    """Wait until a 3D scene is drawn; close the note about CPU rendering if there is one."""
+    """Wait until a 3D scene is rendered; close the note about CPU rendering if there is one."""
     frame.locator("canvas").first.wait_for()
     page.wait_for_timeout(20_000)
     for button in frame.locator("button.mantine-Notification-closeButton").all():
@@ -193,7 +193,7 @@ def wait_for_scene(page: Any, frame: Any) -> None:
 
 
 def site(work: Work) -> bytes:
-    """Build the site and draw the start page."""
+    """Build the site and take a screenshot of the start page."""
     work.run("docs/build_site.py", "--out", "site")
     return work.page(800, f"file://{work.folder / 'site' / 'index.html'}").screenshot()
 

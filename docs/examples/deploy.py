@@ -147,17 +147,17 @@ class Robot:
         return int(self.model.jnt_dofadr[self.base])
 
     def axes(self) -> np.ndarray:
-        """Axes of the base in the world frame, as columns: forward, left, up."""
+        """Return the axes of the base in the world frame, as columns: forward, left, up."""
         rotation, first = np.zeros(9), self.model.jnt_qposadr[self.base]
         mujoco.mju_quat2Mat(rotation, self.data.qpos[first + 3 : first + 7])
         return rotation.reshape(3, 3)
 
     def fell(self) -> bool:
-        """Check whether the base is tilted by more than 60 degrees."""
+        """Return whether the base is tilted by more than 60 degrees."""
         return self.base is not None and bool(self.axes()[2, 2] < 0.5)
 
     def place(self) -> np.ndarray:
-        """Position of the base on the ground [m]."""
+        """Return the x, y position of the base [m]."""
         first = self.model.jnt_qposadr[self.base]
         return self.data.qpos[first : first + 2].copy()
 
@@ -184,7 +184,7 @@ class Video:
         self.writer.send(None)
 
     def frame(self) -> None:
-        """Write a frame if one is due."""
+        """Render and write a frame if one is due."""
         if self.writer is None or self.robot.data.time < self.next:
             return
         self.next += 1.0 / 30.0
@@ -212,7 +212,7 @@ def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[floa
     """Return each leg of the walk: duration [s] and command."""
     if args.square is not None:
         if not {"x", "y"} <= set(ranges):
-            raise SystemExit(f"--square needs commands x and y, and the policy takes {list(ranges) or 'none'}")
+            raise SystemExit(f"--square needs commands x and y, but the policy takes {list(ranges) or 'none'}")
         speed = min(0.5, *(abs(limit) for name in "xy" for limit in ranges[name] or (0.5,))) or 0.5
         ways = ({"x": speed}, {"y": speed}, {"x": -speed}, {"y": -speed})
         return [(args.square / speed, {name: way.get(name, 0.0) for name in ranges}) for way in ways]
@@ -223,7 +223,7 @@ def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[floa
 
 
 def outside(command: dict[str, float], ranges: dict[str, Any]) -> list[str]:
-    """Return a warning for each command outside its trained range, if known."""
+    """Return a warning for each command outside its range in training, if known."""
     return [
         f"command {name} {value:g} is outside the trained range [{low:g}, {high:g}]"
         for name, value in command.items()
@@ -254,7 +254,7 @@ def main(argv: list[str] | None = None) -> None:
     policy = load_policy(args.folder)
     card = policy.card
     if not card.get("control"):
-        raise SystemExit(f"{card.get('task')}: policy.json has no mapping to controls: only the task can apply actions")
+        raise SystemExit(f"{card.get('task')}: policy.json has no controls: only the task can apply actions")
     legs = legs_of(args, card["commands"])
     for line in dict.fromkeys(line for _, command in legs for line in outside(command, card["commands"])):
         print(line)
