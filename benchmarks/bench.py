@@ -1,7 +1,7 @@
 """Measure physics, environment, rollout and training, and other libraries' trainers on the same environment.
 
 python benchmarks/bench.py task=Ant num_envs=[256,1024,4096]         writes bench.json, .md and .png to throughput/Ant
-python benchmarks/bench.py task=Ant num_envs=4096 --baselines none   ours alone
+python benchmarks/bench.py task=Ant num_envs=4096 --baselines none   without other libraries
 python benchmarks/bench.py learn [TASK ...] [--minutes 10]           learning benchmark; resumes stopped runs
 
 Every case is a process, measured once per round. The cases of an env count are all loaded at once: memory adds up.

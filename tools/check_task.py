@@ -85,7 +85,7 @@ def check(args: argparse.Namespace) -> int:
     if problem := entries[args.task].problem:
         raise ConfigError(problem)
     if folder is not None:
-        sys.path.insert(0, os.getcwd())  # modules of the task, like train.py
+        sys.path.insert(0, os.getcwd())  # import the task's modules from here, like train.py
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     report = Report(args.task)
     with tempfile.TemporaryDirectory() as scratch:

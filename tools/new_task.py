@@ -250,7 +250,7 @@ def take_randomization(draft: Draft, task: dict[str, Any]) -> list[str]:
         draft.random["randomize"] = task["randomize"]
     params = without_references(section(task, "randomization_params"), "task.randomization_params", ignored)
     adr = section(task, "adr")
-    for key in section(adr, "params") if adr.get("use_adr") is True else ():  # ADR starts with other ranges
+    for key in section(adr, "params") if adr.get("use_adr") is True else ():  # ADR has its own initial ranges
         grown = section(adr["params"], key)
         above, _, leaf = str(grown.get("range_path")).rpartition(".")
         if leaf == "range" and isinstance(node := look_up(params, above), dict):
@@ -276,7 +276,7 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
     sim = make_sim(scene, choose_sim("mujoco", torch.device("cpu")), 1, cfg)
 
     def possible(params: dict[str, Any]) -> bool:
-        logging.disable(logging.WARNING)  # about settings without effect, as in IsaacGym
+        logging.disable(logging.WARNING)  # hide warnings about settings without effect
         try:
             Randomizer(params, sim, num_actions=1, dt=0.01, clip_actions=1.0, seed=0)
         except (ConfigError, TaskError):
@@ -309,7 +309,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
 
     folder = file.parent.parent / "train"
     other, algorithm = folder / f"{file.stem}.yaml", folder / f"{file.stem}PPO.yaml"
-    if not algorithm.is_file() and other.is_file():  # AntSAC
+    if not algorithm.is_file() and other.is_file():  # e.g. AntSAC
         draft.notes.append(f"ignored {other}: not PPO; algo=ppo, sac and td3 keep our defaults")
         return
     if not algorithm.is_file() and (of_base := folder / f"{name}PPO.yaml").is_file():
@@ -576,7 +576,7 @@ def start_poses(
     limits = np.where(model.jnt_limited[joints], model.jnt_range[joints].T, [[-math.inf], [math.inf]])
     for trial in range(256):
         noise = random.uniform(-1, 1, len(addresses))
-        corner = trial >= 64  # where bodies overlap most
+        corner = trial >= 64  # of the noise, where bodies overlap most
         noise = NOISE * (np.sign(noise) if corner else noise)
         data.qpos[addresses] = np.clip(pose[addresses] + noise, *limits)
         mujoco.mj_fwdPosition(model, data)

@@ -229,7 +229,7 @@ def servos(actor: ActorProperties) -> list[str]:
 
 
 class Exported:
-    """Policy loaded from an ONNX file."""
+    """Policy from an ONNX file."""
 
     def __init__(self, function: Callable[..., Any], states: Sequence[Sequence[int | str]]) -> None:
         self._function, self._states = function, states

@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             with stoppable(search.folder):
                 lines = tune(search)
         except OSError as error:
-            if error.strerror is None:  # not about a file
+            if error.strerror is None:  # not a file error
                 raise
             place = error.filename or search.folder
             hint = "Run the same command to resume"

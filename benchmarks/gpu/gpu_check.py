@@ -277,7 +277,7 @@ def gpus(report: Mapping[str, Any]) -> str:
 
 
 def complete(part: Part) -> bool:
-    """Return whether a part is complete."""
+    """Return whether a part succeeded and skipped nothing."""
     return part.get("status") == "ok" and not part.get("skipped")
 
 
@@ -307,7 +307,7 @@ class Ended:
     output: str
 
     def status(self, good: Sequence[int] = (0,)) -> Part:
-        """Return the status of the part that ran as this process."""
+        """Return the status of the part that this process ran, with the last lines of output on failure."""
         lines = [line for line in self.output.splitlines() if line.strip()][-TAIL:]
         if self.timed_out:
             return {"status": "timed out", "error": f"still running after {self.seconds:.0f} s", "tail": lines}
@@ -377,7 +377,7 @@ def run_probe(job: Job) -> Part:
     facts = {name: fact for name, fact in job.old.get("facts", {}).items() if "error" not in fact}
     write(file, json.dumps({"facts": facts, "running": None, "missing": []}))
     told = set(facts)
-    began_at: dict[str, float] = {}  # by fact
+    began_at: dict[str, float] = {}  # start of each fact [s]
 
     def read() -> Part:
         return json.loads(file.read_text())

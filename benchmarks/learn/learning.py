@@ -214,7 +214,7 @@ def measure_run(outcome: Outcome, run: Path) -> Outcome:
     if judged and judged[-1] is not None:
         outcome.stats[outcome.stat] = judged[-1]
     stride = max(1, -(-len(curve) // POINTS))
-    outcome.curve = curve[::-1][::stride][::-1]  # the last point stays
+    outcome.curve = curve[::-1][::stride][::-1]  # keep the last point
     return outcome
 
 

@@ -34,7 +34,7 @@ class TimedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return self._obs, {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Sleep or compute, then step."""
+        """Sleep or compute; return the constant observation and a reward of 1."""
         if self._wait_s:
             time.sleep(self._wait_s)
         until = time.thread_time() + self._spin_s

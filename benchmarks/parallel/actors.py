@@ -203,7 +203,7 @@ def run_of(folder: Path) -> Path:
 
 
 def _check_run(folder: Path) -> Row:
-    """Check that the metrics have each iteration once, and that the last one has a checkpoint."""
+    """Return whether the metrics have each iteration once, and the last one has a checkpoint."""
     import csv
 
     import torch

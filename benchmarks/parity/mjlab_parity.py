@@ -61,7 +61,7 @@ REWARDS = {
     "shank_collision": "shank_contact",
     "trunk_head_collision": "trunk_contact",
 }
-"""Our term names by mjlab's."""
+"""Our reward terms by mjlab's names."""
 ENDS = ("fell_over", "illegal_contact")
 
 
@@ -72,7 +72,7 @@ ROUGH = {
     "platform_size": 1.0,
     "border": 2.0,
 }
-"""Ground for both: mjlab gets our height field, since its own terrain is made of boxes."""
+"""Terrain of both simulations: mjlab gets our height field, since its own terrain is made of boxes."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ REASONS = (
 
 
 def agrees(row: dict[str, Any]) -> bool:
-    """Return whether a term is within its limit, with a much smaller mean difference."""
+    """Return whether a term is within its limit, and its mean difference within a fifth of the limit."""
     return row["difference"] <= row["limit"] and row["mean"] <= 0.2 * row["limit"]
 
 
@@ -188,7 +188,7 @@ def record(name: str, python: str) -> None:
 
 
 class Ours:
-    """Our task in the states of a recording."""
+    """Our task, set to the states of a recording."""
 
     def __init__(self, case: Case, recording: dict[str, Any]) -> None:
         import torch
@@ -236,7 +236,7 @@ class Ours:
         )
 
     def rewards(self) -> dict[str, Any]:
-        """Return the rewards before their weights, per second."""
+        """Return the unweighted rewards per second."""
         weights, dt = self.task.cfg.all_weights, self.task.dt
         return {name: value / (weights[name] * dt) for name, value in self.task.rewards().items()}
 
@@ -255,7 +255,7 @@ class Ours:
         return {"actor": actor, "critic": critic}
 
     def step(self, action: Any) -> dict[str, Any]:
-        """Take one control step."""
+        """Take one control step; return observations, state and rewards."""
         import torch
 
         task = self.task

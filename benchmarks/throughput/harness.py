@@ -155,14 +155,14 @@ class Worker:
             self.settings = ready["settings"]
 
     def run(self, iterations: int) -> dict[str, Any] | None:
-        """Run some iterations."""
+        """Run some iterations; return the measurements, or None after an error."""
         done = self._ask({"run": iterations})
         if done is not None:
             self.seconds = done["seconds"] / iterations
         return done
 
     def measure(self, seconds: float) -> None:
-        """Measure one round."""
+        """Measure one round of about `seconds` [s]."""
         done = self.run(max(1, round(seconds / self.seconds))) if self.error is None else None
         if done is None:
             self.speeds.append(None)

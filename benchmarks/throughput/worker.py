@@ -212,7 +212,7 @@ def _build(spec: dict[str, Any]) -> AbstractContextManager[Workload]:
 
 
 def _sim_facts(sim: Sim, choice: SimChoice) -> dict[str, Any]:
-    threads = getattr(sim, "num_threads", None)  # of CPU physics
+    threads = getattr(sim, "num_threads", None)  # CPU physics only
     return {"sim": str(choice)} | ({} if threads is None else {"physics_threads": threads})
 
 
