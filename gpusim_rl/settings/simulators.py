@@ -5,9 +5,12 @@ To add one, write its class (`interface.Sim`), an entry here, and `cfg/sim/<name
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gpusim_rl.errors import ConfigError, import_optional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +40,17 @@ _ALL = (
 )
 SIMULATORS: Mapping[str, Simulator] = {simulator.name: simulator for simulator in _ALL}
 WARP_PYTHON = (3, 11)  # oldest Python for MuJoCo Warp 4.0; older ones support only `sim=mujoco`
+OLDER = ", in an environment without Isaac Lab and mjlab, which require older versions"  # ends advice to install
 NO_SIMULATOR = "none"  # simulator name of another library's envs
 
 
 def default_simulator(device: str) -> Simulator:
     """Return the simulator that `sim=auto` selects on a `torch.device.type`."""
     return next(simulator for simulator in SIMULATORS.values() if device in simulator.default_on)
+
+
+def check_warp(user: str, hint: str = "") -> None:
+    """Raise ConfigError unless MuJoCo Warp, which `user` needs, can be imported."""
+    if sys.version_info < WARP_PYTHON:  # the pip command would fail
+        raise ConfigError(key=user, expected="Python 3.11 or later", got=tuple(sys.version_info[:2]), hint=hint)
+    import_optional("mujoco_warp", WARP_PACKAGES[1], user)

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from gpusim_rl.errors import TaskError, available
 from gpusim_rl.files.provenance import check_versions
-from gpusim_rl.settings.simulators import WARP_PACKAGES
+from gpusim_rl.settings.simulators import OLDER, WARP_PACKAGES, check_warp
 from gpusim_rl.sim.camera import CameraImages
-from gpusim_rl.sim.choose import OLDER, check_warp
 from gpusim_rl.sim.scene import Scene
 
 if TYPE_CHECKING:

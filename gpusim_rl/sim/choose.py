@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 from dataclasses import dataclass
 
 import torch
 
-from gpusim_rl.errors import ConfigError, TaskError, import_optional
+from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files.provenance import check_versions
 from gpusim_rl.settings.schema import SimConfig
-from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, WARP_PACKAGES, WARP_PYTHON, default_simulator
+from gpusim_rl.settings.simulators import NO_SIMULATOR, OLDER, SIMULATORS, check_warp, default_simulator
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.scene import Scene
 
 logger = logging.getLogger("gpusim_rl")
-
-OLDER = ", in an environment without Isaac Lab and mjlab, which require older versions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +43,6 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
         hint = f"Try {other}; the policy can run on another device"
         raise ConfigError(f"sim={name} runs on {' or '.join(kinds)} only, got device {device}", hint=hint)
     return SimChoice(name, device, "as configured")
-
-
-def check_warp(user: str, hint: str = "") -> None:
-    """Raise ConfigError unless MuJoCo Warp, which `user` needs, can be imported."""
-    if sys.version_info < WARP_PYTHON:  # the pip command would fail
-        raise ConfigError(key=user, expected="Python 3.11 or later", got=tuple(sys.version_info[:2]), hint=hint)
-    import_optional("mujoco_warp", WARP_PACKAGES[1], user)
 
 
 def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> Sim:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -13,8 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.articulation import Articulation
+from gpusim_rl.sim.bodies import MujocoTensors
 from gpusim_rl.sim.camera import CameraImages
-from gpusim_rl.sim.params import Param
+from gpusim_rl.sim.cameras import Cameras
+from gpusim_rl.sim.params import Param, Params
 from gpusim_rl.sim.rays import Rays
 from gpusim_rl.sim.scene import Scene
 
@@ -34,33 +37,42 @@ def put_pose(model: mujoco.MjModel, data: mujoco.MjData, pose: np.ndarray) -> No
     mujoco.mj_kinematics(model, data)
 
 
-@runtime_checkable
-class Sim(Protocol):
+class Sim(MujocoTensors):
     """`num_envs` copies of one scene, stepped together. Methods raise TaskError for unknown names."""
 
-    name: str
-    num_envs: int
-    device: torch.device
     dt: float
     """Physics step [s]."""
-    scene: Scene
     qpos: Float[Tensor, "envs nq"]
     """Positions in the layout of the scene's MuJoCo model (`MjData.qpos`); read-only."""
-    poses: Float[Tensor, "envs poses"]
-    """`qpos`, then positions and orientations of mocap bodies if a task moves them; see `put_pose`."""
     qvel: Float[Tensor, "envs nv"]
     """Velocities (`MjData.qvel`)."""
     ctrl: Float[Tensor, "envs nu"]
     """Controls (`MjData.ctrl`)."""
     diverged: Bool[Tensor, " envs"]
     """Worlds whose state became NaN, infinite or too large in the last `step`."""
-    buffers: Mapping[str, int]
+    buffers: Mapping[str, int] = MappingProxyType({})
     """Capacity per world of buffers that can overflow, by setting: `{"njmax": 128, "nconmax": 32}`."""
+    _cameras: Cameras
+    _params: Params
+
+    def __init__(self, scene: Scene, num_envs: int, device: torch.device) -> None:
+        self.scene, self.num_envs, self.device = scene, num_envs, device
+        self.dt = float(scene.model.opt.timestep)
+        self.diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self.moves_mocap = False
+        self._used = {"ctrl"}
+
+    @property
+    def poses(self) -> Float[Tensor, "envs poses"]:
+        """`qpos`, then positions and orientations of mocap bodies if a task moves them; see `put_pose`."""
+        if not self.moves_mocap:
+            return self.qpos
+        return torch.cat([self.qpos, self.mocap_pos.flatten(1), self.mocap_quat.flatten(1)], dim=1)
 
     @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
         """Worlds in which a control or applied force is NaN or infinite; simulators react differently."""
-        ...
+        return not_finite(getattr(self, field) for field in self._used)
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:
@@ -69,12 +81,12 @@ class Sim(Protocol):
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
-        """Demand on the `buffers` in the last physics step; above a buffer's capacity from overflow until reset."""
-        ...
+        """Demand on the `buffers` in the last physics step; above capacity if one overflowed since the last reset."""
+        return {}
 
     def articulation(self, name: str) -> Articulation:
         """Return an articulation of the scene."""
-        ...
+        return Articulation(self, name)
 
     def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
         """Return a physical parameter with per-world values.
@@ -89,7 +101,7 @@ class Sim(Protocol):
             articulation: Owner; `ground` for geoms fixed to the world; None for gravity, cameras, lights, materials.
             elements: Bodies (also for geoms), joints, actuators, tendons, cameras, lights or materials; None for all.
         """
-        ...
+        return self._params.find(name, articulation, elements)
 
     def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
         """Create rays that pass through the articulations in `ignore`. Call it in the task's `__init__`."""
@@ -102,7 +114,7 @@ class Sim(Protocol):
             ConfigError: MuJoCo Warp is missing, or cannot render this scene.
             MemoryError: The images do not fit in free memory.
         """
-        ...
+        return self._cameras.find(name)
 
     def step(self, substeps: int) -> None:
         """Advance all worlds by `substeps` physics steps with constant controls."""
@@ -115,6 +127,7 @@ class Sim(Protocol):
 
     def draw(self) -> None:
         """Render the requested cameras that are due. `VecEnv` calls it once per control step, after the resets."""
+        self._cameras.draw()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the full state; after loading it, physics continues bit for bit if the backend supports that."""

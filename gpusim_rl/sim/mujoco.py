@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import mujoco
@@ -18,13 +17,12 @@ from torch import Tensor
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
-from gpusim_rl.sim.articulation import Articulation, reference_pose
-from gpusim_rl.sim.bodies import MujocoTensors, mocap_start
-from gpusim_rl.sim.camera import CameraImages
+from gpusim_rl.sim.articulation import reference_pose
+from gpusim_rl.sim.bodies import mocap_start
 from gpusim_rl.sim.cameras import Cameras
-from gpusim_rl.sim.interface import not_finite
+from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.option import solver_limits
-from gpusim_rl.sim.params import FIELDS, Param, Params
+from gpusim_rl.sim.params import FIELDS, Params
 from gpusim_rl.sim.rays import RayGroups, Rays
 from gpusim_rl.sim.scene import Scene
 
@@ -42,43 +40,7 @@ _CONSTRAINT_FULL = mujoco.mjtWarning.mjWARN_CNSTRFULL.value
 _float32_may_overflow = np.errstate(over="ignore", invalid="ignore")
 
 
-class SimBase(MujocoTensors):
-    """Members of `Sim` that all simulators share."""
-
-    _cameras: Cameras
-    _params: Params
-
-    def __init__(self, scene: Scene, num_envs: int, device: torch.device) -> None:
-        self.scene, self.num_envs, self.device = scene, num_envs, device
-        self.dt = float(scene.model.opt.timestep)
-        self.diverged = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self.moves_mocap = False
-        self._used = {"ctrl"}
-
-    def articulation(self, name: str) -> Articulation:
-        return Articulation(self, name)
-
-    def param(self, name: str, articulation: str | None = None, elements: Sequence[str] | None = None) -> Param:
-        return self._params.find(name, articulation, elements)
-
-    def camera(self, name: str) -> CameraImages:
-        return self._cameras.find(name)
-
-    def draw(self) -> None:
-        self._cameras.draw()
-
-    @property
-    def bad_inputs(self) -> Bool[Tensor, " envs"]:
-        return not_finite(getattr(self, field) for field in self._used)
-
-    @property
-    def poses(self) -> Float[Tensor, "envs poses"]:
-        if not self.moves_mocap:
-            return self.qpos
-        return torch.cat([self.qpos, self.mocap_pos.flatten(1), self.mocap_quat.flatten(1)], dim=1)
-
-
-class MujocoSim(SimBase):
+class MujocoSim(Sim):
     """Simulator on a pool of CPU threads; see `gpusim_rl.sim.Sim`. Bit-identical for any number of threads.
 
     MuJoCo's state is float64; each `step` copies it once into a float32 mirror, of which task tensors are slices.
@@ -86,7 +48,6 @@ class MujocoSim(SimBase):
     """
 
     name = "mujoco"
-    buffers: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, scene: Scene, num_envs: int, cfg: SimConfig, device: torch.device) -> None:
         assert device.type == "cpu", device
@@ -247,10 +208,6 @@ class MujocoSim(SimBase):
     def overflow(self) -> Bool[Tensor, " envs"]:
         full = self._batch.warning[:, [_CONTACT_FULL, _CONSTRAINT_FULL], 1]
         return torch.from_numpy(full.any(axis=1))
-
-    @property
-    def needs(self) -> dict[str, Float[Tensor, ""]]:
-        return {}
 
     @_float32_may_overflow
     def step(self, substeps: int) -> None:

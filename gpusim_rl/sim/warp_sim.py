@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gpusim_rl.sim.cameras import Cameras
 from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
-from gpusim_rl.sim.mujoco import MAX_STATE, SimBase
+from gpusim_rl.sim.interface import Sim
+from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import FIELDS, Params
 from gpusim_rl.sim.scene import Scene
 from gpusim_rl.sim.warp import WarpGraphs
@@ -32,8 +33,8 @@ CONTACTS = int(_Overflow.BROADPHASE | _Overflow.NARROWPHASE | _Overflow.CCD)
 DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.EPA_HORIZON)
 
 
-class WarpSim(SimBase):
-    """Worlds simulated with a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
+class WarpSim(Sim):
+    """Worlds in a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
 
     State tensors are views of MuJoCo Warp's arrays. Step, reset and refresh are Warp graphs, and no call synchronises
     with the device. MuJoCo Warp has no masked forward pass, so `refresh` updates all worlds.
