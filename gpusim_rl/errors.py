@@ -9,21 +9,17 @@ import difflib
 import importlib
 import logging
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import ModuleType
-from typing import Protocol
+from typing import TextIO
 
 from gpusim_rl import interrupts
 from gpusim_rl.interrupts import EXIT_INTERRUPTED
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 EXIT_USER_ERROR = 2
 
@@ -157,14 +153,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
-class Writable(Protocol):
-    """Destination of printed text."""
-
-    def write(self, text: str, /) -> object:
-        """Write text."""
-
-
-def say(*lines: str, file: Writable | None = None) -> None:
+def say(*lines: str, file: TextIO | None = None) -> None:
     """Print lines, which may contain untrusted names, to `file` or stdout. All commands print through this."""
     print("".join(f"{on_one_line(line)}\n" for line in lines), end="", file=file)
 
@@ -249,8 +238,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def address_space_limit_bytes() -> int | None:
     """Return this process's address-space limit (`ulimit -v`), or None without a limit."""
-    if resource is None:
-        return None
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
