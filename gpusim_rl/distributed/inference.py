@@ -19,7 +19,6 @@ from gpusim_rl.distributed.actor import EnvDescription, SentRollout, Stepped, te
 from gpusim_rl.distributed.engine import Answer, Engine, Lost
 from gpusim_rl.distributed.rollouts import Rollouts
 from gpusim_rl.env import Step
-from gpusim_rl.env.device_env import moved
 from gpusim_rl.learn.algorithm import ActorPlace, EnvSpec
 from gpusim_rl.learn.remote import Remote, remote_of
 from gpusim_rl.run.make_learner import make_algorithm
@@ -173,7 +172,7 @@ class InferenceRollouts(Rollouts):
         assert actor.action is not None
         step, algorithm = Step(**tree_map_only(np.ndarray, tensor_of, answer.step)), actor.remote.algorithm
         actor.metrics.record_step(step)
-        step = moved(step, self._device)
+        step = step.to(self._device)
         algorithm.record(actor.action, step)
         actor.obs = step.obs
         actor.t += 1

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import EnvConfig
@@ -52,6 +53,22 @@ class Step:
     """The return does not cover a whole episode: the env diverged, or started staggered and was truncated."""
     skipped: Bool[Tensor, " envs"] | None = None
     """Envs marked as diverged only because the library used the step for a reset; None = the library never does."""
+
+    def to(self, device: torch.device) -> Step:
+        """Move a step to the learner's device in one copy (to CUDA: asynchronous, from pinned memory)."""
+        source = self.reward.device
+        if source == device:
+            return self
+        fields, structure = tree_flatten([getattr(self, name) for name in self.__slots__])
+        tensors = [value for value in fields if value is not None]  # numbers, then masks
+        sizes, count = [value.numel() for value in tensors], sum(value.dtype != torch.bool for value in tensors)
+        pinned = source.type == "cpu" and device.type == "cuda"
+        packed = torch.empty(sum(sizes), device=source, pin_memory=pinned)
+        torch.cat([value.reshape(-1).float() for value in tensors], out=packed)
+        values, flags = packed.to(device, non_blocking=pinned).split([sum(sizes[:count]), sum(sizes[count:])])
+        parts = iter([*values.split(sizes[:count]), *(flags != 0.0).split(sizes[count:])])
+        moved = [None if value is None else next(parts).view(value.shape) for value in fields]
+        return Step(*tree_unflatten(moved, structure))
 
 
 class Environment(ABC):

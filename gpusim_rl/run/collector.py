@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env import Environment, Step
-from gpusim_rl.env.device_env import moved
 from gpusim_rl.errors import warn
 from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads
@@ -165,4 +164,4 @@ class Collector:
             step = self.env.step(action.to(self.env.device))
             if self._cfg.debug.check_device:
                 check_devices("the environment", step, self.env.device)
-            return action, moved(step, self.device)
+            return action, step.to(self.device)

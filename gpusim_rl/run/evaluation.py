@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.env import Environment
-from gpusim_rl.env.device_env import moved
 from gpusim_rl.errors import one_line_if_out_of_memory
 from gpusim_rl.files.safe_open import replacing
 from gpusim_rl.learn.algorithm import Policy, make_policy
@@ -42,7 +41,7 @@ def evaluate(
     sums: dict[str, Tensor] = {}  # sum and count of each of the task's statistics
     for _ in range(episodes * (env.max_episode_length + 1)):  # some libraries use a step for a reset
         action, hidden = policy.act(obs, hidden, deterministic=True)
-        step = moved(env.step(action.to(env.device)), device)
+        step = env.step(action.to(env.device)).to(device)
         counts = episode[0] < episodes
         if step.skipped is not None:
             counts &= ~step.skipped

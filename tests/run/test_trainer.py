@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from gpusim_rl.api import prepare
-from gpusim_rl.env import Step, VecEnv, device_env
+from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.machine import torch_threads
-from gpusim_rl.run import checkpoint, collector, devices, make_env, stop_signal, time_share
+from gpusim_rl.run import checkpoint, devices, make_env, stop_signal, time_share
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.evaluation import evaluate, restore
 from gpusim_rl.run.logger import Logger
@@ -881,13 +881,13 @@ def test_training_on_two_devices_equals_one_device(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "find_device", lambda text, key: placed[key])
     two = make_trainer("Cartpole", tmp_path / "two", sim_device="cpu", rl_device="cpu")
     assert two.env.device != two.start.device
-    moved = []
+    moved, to = [], Step.to
 
     def watched(step: Step, device: torch.device) -> Step:
         moved.append((step.reward.device, device))
-        return device_env.moved(step, device)
+        return to(step, device)
 
-    monkeypatch.setattr(collector, "moved", watched)
+    monkeypatch.setattr(Step, "to", watched)
     two.train()
     assert set(moved) == {(placed["sim_device"], placed["rl_device"])}
     assert read_csv(the_run(tmp_path / "one")) == read_csv(the_run(tmp_path / "two"))
