@@ -386,7 +386,7 @@ def measure_task(args: argparse.Namespace, overrides: Sequence[str], counts: Seq
     """Check the settings; return the task's part of the report, and a function `cases` of the env count."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.errors import ConfigError
-    from gpusim_rl.learn.precision import choose_precision
+    from gpusim_rl.learn.algorithm import choose_precision
     from gpusim_rl.run.devices import choose_devices
     from gpusim_rl.settings.compose import compose
     from gpusim_rl.settings.schema import PPOConfig

@@ -26,8 +26,8 @@ from torch.distributions import Distribution
 from gpusim_rl.connect import LIBRARIES, require_library
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, did_you_mean
+from gpusim_rl.learn.algorithm import choose_precision
 from gpusim_rl.learn.minibatch import fit_minibatches
-from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.machine.hardware import has_compiler
 from gpusim_rl.settings.schema import PPOConfig, RunConfig
 

@@ -378,7 +378,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
 @contextmanager
 def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
     """Build another library's trainer on our environment."""
-    from gpusim_rl.learn.precision import choose_precision
+    from gpusim_rl.learn.algorithm import choose_precision
     from gpusim_rl.run.timing import PhaseTimer
     from throughput.baselines import make_baseline
 

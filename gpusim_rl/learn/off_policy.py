@@ -21,6 +21,7 @@ from gpusim_rl.learn.algorithm import (
     LearnerContext,
     Observation,
     Transition,
+    choose_precision,
     make_generator,
     restore_generator,
 )
@@ -28,7 +29,6 @@ from gpusim_rl.learn.choose_replay import describe_replay, make_replay
 from gpusim_rl.learn.encoders import random_shift
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
-from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions

@@ -16,6 +16,7 @@ from gpusim_rl.learn.algorithm import (
     LearnerContext,
     Observation,
     Transition,
+    choose_precision,
     make_generator,
     restore_generator,
 )
@@ -25,7 +26,6 @@ from gpusim_rl.learn.gradient_steps import GradientSteps
 from gpusim_rl.learn.minibatch import Minibatch, Samples, Sequences
 from gpusim_rl.learn.networks import ActorCritic, EvaluatedActions
 from gpusim_rl.learn.normalize import moments
-from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.learn.rollout import gae
 from gpusim_rl.machine.compiled import Compiled
 

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import torch
 
-from gpusim_rl.learn.precision import choose_precision
+from gpusim_rl.learn.algorithm import choose_precision
 from gpusim_rl.machine.hardware import memory_available_bytes
 from gpusim_rl.run.run_dir import RunDir, chosen_task
 from gpusim_rl.run.run_view import RunView

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
+from gpusim_rl.learn.algorithm import choose_precision
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.minibatch import Samples, fit_minibatches, fit_sequence_length
 from gpusim_rl.learn.networks import EvaluatedActions
 from gpusim_rl.learn.on_policy import SOFT_BOUND
 from gpusim_rl.learn.ppo import AdaptiveRate
-from gpusim_rl.learn.precision import choose_precision
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import Learner, Outcome, RandomEnv, ppo_config
 
