@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpusim_rl.settings.schema import NetworkConfig
-from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
+from gpusim_rl.spaces import Box, MultiDiscrete
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -226,10 +226,3 @@ class CategoricalHead(nn.Module):
 
     def clamp_(self) -> None:
         """Do nothing: logits have no range."""
-
-
-def make_head(size: int, space: ActionSpace, cfg: NetworkConfig) -> GaussianHead | CategoricalHead:
-    """Build the policy head for an action space."""
-    if isinstance(space, MultiDiscrete):
-        return CategoricalHead(size, space)
-    return GaussianHead(size, space, cfg)

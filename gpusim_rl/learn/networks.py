@@ -17,7 +17,7 @@ from torch.nn import functional
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy
 from gpusim_rl.learn.collective import ALONE, Collective
-from gpusim_rl.learn.distributions import Distribution, make_head
+from gpusim_rl.learn.distributions import CategoricalHead, Distribution, GaussianHead
 from gpusim_rl.learn.encoders import Encoder, FrameStack, make_own
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.settings.schema import (
@@ -29,6 +29,7 @@ from gpusim_rl.settings.schema import (
     OnPolicyConfig,
     RNDConfig,
 )
+from gpusim_rl.spaces import Box
 
 Settings: TypeAlias = OnPolicyConfig | DistillConfig | BCConfig
 """Settings of algorithms with an `ActorCritic`."""
@@ -215,7 +216,8 @@ class ActorCritic(Policy):
         self.actor = Trunk(obs_sizes["policy"] + features, net, key)
         size = obs_sizes[self.critic_group] + (features if self.critic_sees_images else 0)
         self.critic = Trunk(size, net, key) if separate else None
-        self.head = make_head(self.actor.out_size, env.action_space, net)
+        space, size = env.action_space, self.actor.out_size
+        self.head = GaussianHead(size, space, net) if isinstance(space, Box) else CategoricalHead(size, space)
         self.value_head = nn.Linear((self.critic or self.actor).out_size, 1)
 
     @property

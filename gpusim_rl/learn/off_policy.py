@@ -141,7 +141,7 @@ class OffPolicy(Algorithm):
 
     def begin_rollout(self) -> None:
         """Draw the noise of all steps at once, outside the CUDA graphs of single steps."""
-        self.memory.begin_rollout()
+        self.memory.t = 0
         self.noise.begin_rollout(self._draw_noise)
 
     def _draw_noise(self, numbers: Tensor) -> None:

@@ -72,10 +72,6 @@ class Trajectory:
         terminated, truncated, diverged = (zeros(dtype=torch.bool) for _ in range(3))
         return cls(obs, zeros(env.action_space.size), final_obs, zeros(), terminated, truncated, diverged)
 
-    def begin_rollout(self) -> None:
-        """Restart at step 0."""
-        self.t = 0
-
     @torch.no_grad()
     def write(self, obs: Observation, action: Tensor, step: Outcome) -> None:
         """Write a control step; `obs` are the observations before it."""
