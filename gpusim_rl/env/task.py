@@ -180,14 +180,6 @@ class Task(ABC, Generic[Cfg]):
         restore_state(self, self.random, state)
 
 
-def load_task_class(target: Any) -> type[Task[Any]]:
-    """Import the subclass of `Task` in `task._target_`; raise ConfigError for anything else."""
-    cls = load_task_or_environment(target)
-    if issubclass(cls, Environment):
-        raise ConfigError("envs of another library cannot be replayed or exported", key=str(target))
-    return cls
-
-
 def load_task_or_environment(target: Any) -> type[Any]:
     """Import a subclass of `Task`, or of `Environment` for the envs of another library."""
     return load_class(target, (Task, Environment), "task._target_", "gpusim_rl.tasks.ant.Ant")

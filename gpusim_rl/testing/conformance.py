@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map_only
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.env.stateful import kept_tensors
-from gpusim_rl.env.task import Task, load_task_class
+from gpusim_rl.env.task import Task, load_task_or_environment
 from gpusim_rl.env.vec_env import VecEnv
 from gpusim_rl.run.held_objects import unsaved
 from gpusim_rl.run.trainer import Trainer
@@ -96,7 +96,7 @@ class TaskConformance:
     def make_env(self, name: str, *, num_envs: int = NUM, seed: int = 0, **settings: Any) -> VecEnv:
         """Build a task's envs on the CPU; `settings` override its section `task`."""
         composed = _composed(name, self.config_dir)
-        task_class = load_task_class(composed["task"]["_target_"])
+        task_class = load_task_or_environment(composed["task"]["_target_"])
         section = {key: value for key, value in composed["task"].items() if key != "_target_"}
         cfg = build(settings_class(task_class), {**section, **settings}, "task")
         sim_cfg = build(SimConfig, composed["sim"], "sim")
@@ -395,7 +395,7 @@ class TaskConformance:
         assert row["sim/diverged"] == 0 and row["sim/overflow"] == 0
 
     def _task_class(self, name: str) -> type[Task[Any]]:
-        return load_task_class(self.entries()[name].target)
+        return load_task_or_environment(self.entries()[name].target)
 
     def _yaml(self, name: str) -> dict[str, Any]:
         """Return a task's yaml merged over its bases (`defaults: [Ant]`)."""

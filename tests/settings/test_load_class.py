@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpusim_rl.env.task import load_task_class
+from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.errors import ConfigError
 from helpers.raised import message
 
@@ -21,7 +21,7 @@ from helpers.raised import message
 )
 def test_target_must_name_a_task(target, words):
     with pytest.raises(ConfigError) as info:
-        load_task_class(target)
+        load_task_or_environment(target)
     assert words in message(info)
 
 
@@ -29,4 +29,4 @@ def test_task_file_import_error_is_shown_unchanged(tmp_path, monkeypatch):
     (tmp_path / "broken_task_file.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        load_task_class("broken_task_file.Hopper")
+        load_task_or_environment("broken_task_file.Hopper")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpusim_rl.env.task import load_task_class
+from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings import discover, schema, trust
 from gpusim_rl.settings.compose import compose
@@ -169,7 +169,7 @@ def test_every_text_setting_is_classified_as_travelling_or_per_call() -> None:
     for name, (_, config) in schema.ALGORITHMS.items():
         found |= set(texts(config, f"{name}."))
     for entry in discover.tasks().values():
-        found |= set(texts(load_task_class(entry.target).Config, "task."))
+        found |= set(texts(load_task_or_environment(entry.target).Config, "task."))
     travel = {key for key in found if any(fnmatchcase(key, one) for one in TRAVELS)}
     per_call = {key for key in found if trust.is_per_call(key)}
     assert found - travel - per_call == {"algo"}, "add it to TRAVELS, or to MACHINE_SETTINGS of settings/schema.py"

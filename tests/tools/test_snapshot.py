@@ -11,7 +11,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from gpusim_rl.env.task import load_task_class
+from gpusim_rl.env.task import load_task_or_environment
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings import compose as composing
 from gpusim_rl.settings import discover
@@ -191,7 +191,7 @@ def test_gallery_lists_exactly_the_registered_tasks():
 def test_gallery_row_matches_its_task(name):
     entry = tasks()[name]
     settings = composing.compose([f"task={name}"])["task"]
-    docstring = inspect.getdoc(load_task_class(entry.target)) or ""
+    docstring = inspect.getdoc(load_task_or_environment(entry.target)) or ""
     sizes: list[int] = []  # of observation groups
     for line in docstring.splitlines():
         if re.match(r"\| *num *\|", line):
