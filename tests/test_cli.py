@@ -21,7 +21,7 @@ from gpusim_rl.files import paths
 from gpusim_rl.options import ORDER
 from gpusim_rl.settings.checks import known_keys
 from gpusim_rl.settings.compose import compose
-from gpusim_rl.settings.discover import read_yaml, task_section, tasks
+from gpusim_rl.settings.discover import read_yaml, tasks
 from helpers.commands import ROOT, run_command
 
 HEAVY = re.compile(r"\| +(torch|warp|mujoco|mujoco_warp|newton|wandb)\b")
@@ -604,7 +604,7 @@ def test_python_api_accepts_class_with_and_without_yaml(juggler, monkeypatch):
 
 @pytest.mark.slow
 def test_run_from_python_resumes_from_its_folder(train_cli, juggler, command, checkout):
-    values = {key: value for key, value in task_section(tasks()["Pendulum"].file).items() if key != "_target_"}
+    values = {key: value for key, value in read_yaml(tasks()["Pendulum"].file)["task"].items() if key != "_target_"}
     (juggler / "start.py").write_text(
         "import gpusim_rl\nfrom juggler import Juggler\n"
         f"config = Juggler.Config(bonus=2.0, randomization_params={{'latency': {{'range': [0, 1]}}}}, **{values})\n"

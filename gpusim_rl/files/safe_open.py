@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 
 import yaml
 
-from gpusim_rl.errors import ConfigError
+from gpusim_rl.errors import ConfigError, first_line
 from gpusim_rl.files import budgets
 
 DIGEST = b"# sha256 "  # start of a saved yaml's first line, followed by the hex digest of the other lines
@@ -216,12 +216,16 @@ def load_yaml(path: Path, content: bytes | None = None) -> Any:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an int of 5,000 digits
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"not valid yaml: {problem}", key=f"{path}{line}") from None
+        raise yaml_error(error, path) from None
     check_plain(value, path)
     return value
+
+
+def yaml_error(error: Exception, path: Path | None = None) -> ConfigError:
+    """Convert a yaml parser error to a ConfigError with file and line."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"{path or mark.name} line {mark.line + 1}" if mark else str(path or "")
+    return ConfigError(f"not valid yaml: {getattr(error, 'problem', None) or first_line(error)}", key=where)
 
 
 def check_events(text: bytes, path: Path) -> None:

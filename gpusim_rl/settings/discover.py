@@ -15,8 +15,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl.errors import ConfigError, did_you_mean, first_line, warn
+from gpusim_rl.errors import ConfigError, did_you_mean, warn
 from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import yaml_error
 
 FULL = "full"  # recipe of every task: its yaml alone
 OWN_RECIPES = re.compile(r"optional /recipe/([\w-]+)")  # defaults-list entry that includes the recipes of a folder
@@ -124,11 +125,6 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
     return target
 
 
-def task_section(file: Path) -> dict[str, Any]:
-    """Return the unresolved `task` section of a task's yaml."""
-    return dict(read_yaml(file).get("task") or {})
-
-
 def tuned_sections(task: str, config_dir: str | Path | None = None, recipe: str = FULL) -> dict[str, Any]:
     """Return the unresolved sections other than `task` in a task's yamls and recipe."""
     sections: dict[str, Any] = {}
@@ -199,13 +195,6 @@ def _parsed(file: Path, *state: int) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-
-
-def yaml_error(error: Exception) -> ConfigError:
-    """Convert a yaml parser error to a ConfigError with file and line."""
-    mark = getattr(error, "problem_mark", None)
-    where = f"{mark.name} line {mark.line + 1}" if mark else ""
-    return ConfigError(f"not valid yaml: {getattr(error, 'problem', None) or first_line(error)}", key=where)
 
 
 def package_path(dotted: str) -> Path | None:

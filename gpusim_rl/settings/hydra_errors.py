@@ -18,8 +18,9 @@ from yaml import YAMLError
 
 from gpusim_rl.errors import ConfigError, closest, did_you_mean, first_line
 from gpusim_rl.files import paths
+from gpusim_rl.files.safe_open import yaml_error
 from gpusim_rl.settings.checks import known_keys, unknown_key
-from gpusim_rl.settings.discover import default_choice, task_section, tasks, yaml_error
+from gpusim_rl.settings.discover import default_choice, read_yaml, tasks
 from gpusim_rl.settings.overrides import is_open, is_override, key_of, last_value, value_of
 from gpusim_rl.settings.saved_run import SavedRun
 from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS
@@ -173,7 +174,7 @@ def _all_keys(arguments: Sequence[str], saved: SavedRun | None) -> list[str]:
     else:
         entries = tasks(get_args_parser().parse_known_args(list(arguments))[0].config_dir, outside=True)
         entry = entries.get(task_of(arguments))
-        sections = [task_section(entry.file)] if entry is not None and not entry.problem else []
+        sections = [section_of(read_yaml(entry.file), "task")] if entry is not None and not entry.problem else []
     keys = {f"task.{key}": None for section in [*sections, TASK_DEFAULTS] for key in section if key != "_target_"}
     made = [key_of(text) for text in arguments if text.startswith("++") and not is_open(key_of(text))]
     algo = last_value(arguments, "algo")
