@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig
-from gpusim_rl.env.spec_table import table
+from gpusim_rl.env.observations import table
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim

@@ -15,7 +15,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl.env.spec_table import table as table
+from gpusim_rl.env.observations import table as table
 from gpusim_rl.errors import TaskError
 
 SIDES = re.compile(
