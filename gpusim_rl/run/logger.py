@@ -24,7 +24,7 @@ from gpusim_rl.run.log_interval import LogRow
 from gpusim_rl.run.metadata import banner, describe_run
 from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.run.run_view import RunView
+from gpusim_rl.run.start import RunView
 from gpusim_rl.run.writers import CsvWriter, TensorboardWriter, WandbWriter, Writer, Writers
 from gpusim_rl.settings.trust import machine_overrides, untrusted_values
 from gpusim_rl.sim.buffers import enough

@@ -11,7 +11,7 @@ import torch
 from gpusim_rl.learn.algorithm import choose_precision
 from gpusim_rl.machine.hardware import memory_available_bytes
 from gpusim_rl.run.run_dir import RunDir, chosen_task
-from gpusim_rl.run.run_view import RunView
+from gpusim_rl.run.start import RunView
 from gpusim_rl.settings.discover import FULL, recipes, tuned_sections
 from gpusim_rl.settings.schema import ALGORITHMS, algorithm_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpusim_rl.run.logger import Logger
-from gpusim_rl.run.run_view import RunView
+from gpusim_rl.run.start import RunView
 from gpusim_rl.run.timing import PhaseTimer
 
 PREFIX = "phase/"  # prefix of our ranges in a trace

@@ -8,7 +8,7 @@ from gpusim_rl.env import Environment
 from gpusim_rl.run.finite_check import FiniteCheck
 from gpusim_rl.run.log_interval import LogIntervals, LogRow
 from gpusim_rl.run.logger import DIVERGED, Logger
-from gpusim_rl.run.run_view import RunView
+from gpusim_rl.run.start import RunView
 from gpusim_rl.run.stop_signal import StopSignal
 
 

@@ -11,11 +11,13 @@ import torch
 
 from gpusim_rl.env import Environment
 from gpusim_rl.errors import import_extra
+from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.hardware import tune_malloc
 from gpusim_rl.machine.torch_threads import use_available_cpus
 from gpusim_rl.run.checkpoint import load_for, state_of_process
 from gpusim_rl.run.compilation import CompileChoice, choose_compile
+from gpusim_rl.run.cuda_graph import GraphChoice
 from gpusim_rl.run.devices import choose_devices, choose_eval_devices, set_deterministic
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig
@@ -53,6 +55,31 @@ class RunStart:
     def process_seed(self) -> int:
         """Seed of this process."""
         return self.seed + SEEDS_APART * self.collective.rank
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Read-only view of a run at one moment."""
+
+    start: RunStart
+    env: Environment
+    algorithm: Algorithm
+    num_actors: int  # processes that step envs for this learner; 0 if it steps its own
+    graph: GraphChoice
+    iteration: int
+    env_steps: int  # control steps, summed over envs and processes
+    elapsed_s: float  # training time including earlier starts
+    best_return: float | None  # best trimmed mean return over a full window
+
+    @property
+    def cfg(self) -> RunConfig:
+        """Settings of the run."""
+        return self.start.cfg
+
+    @property
+    def complete(self) -> bool:
+        """True if all iterations are done."""
+        return self.iteration >= self.cfg.max_iterations
 
 
 def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict[str, Any] | None]:

@@ -25,8 +25,7 @@ from gpusim_rl.run.metrics import Row
 from gpusim_rl.run.profiler import profiling
 from gpusim_rl.run.reporter import Reporter
 from gpusim_rl.run.run_dir import RunDir
-from gpusim_rl.run.run_view import RunView
-from gpusim_rl.run.start import RunStart
+from gpusim_rl.run.start import RunStart, RunView
 from gpusim_rl.run.stop_signal import IterationLeftError, StopSignal
 
 PER_PROCESS = ("algorithm", "env", "torch_rng", "metrics")  # per-process entries of the training state
