@@ -289,25 +289,21 @@ def _reason(error: BaseException) -> str:
 
 
 def _numbers(stateful: object) -> dict[str, Any]:
-    return {name: value for name, value in _attributes(stateful).items() if isinstance(value, (bool, int, float))}
-
-
-def _attributes(stateful: object) -> dict[str, Any]:
-    return getattr(stateful, "__dict__", {})
+    return {name: value for name, value in vars(stateful).items() if isinstance(value, (bool, int, float))}
 
 
 @contextmanager
 def in_place(objects: Sequence[object]) -> Iterator[None]:
-    """Copy tensor attributes that the block reassigns to their old addresses; restore all attributes on failure."""
-    before = [dict(_attributes(stateful)) for stateful in objects]
+    """Copy tensors that the block reassigns to attributes to their old addresses; restore attributes on failure."""
+    before = [dict(vars(stateful)) for stateful in objects]
     try:
         yield
         for stateful, attributes in zip(objects, before, strict=True):
             _put_back_tensors(stateful, attributes)
     except BaseException:
         for stateful, attributes in zip(objects, before, strict=True):
-            _attributes(stateful).clear()
-            _attributes(stateful).update(attributes)
+            vars(stateful).clear()
+            vars(stateful).update(attributes)
         raise
 
 
@@ -327,7 +323,7 @@ def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
         back[name] = old
     for place, value in copies:
         place.copy_(value)
-    _attributes(stateful).update(back)
+    vars(stateful).update(back)
 
 
 def _kind(value: Any) -> Any:
