@@ -182,7 +182,7 @@ def friendly_errors() -> Iterator[None]:
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    interrupts.begin_work()
+    interrupts.set_working(True)
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
@@ -203,7 +203,7 @@ def friendly_errors() -> Iterator[None]:
         sys.stderr.write(printable("".join(trace.format())))
         raise SystemExit(1) from None
     finally:
-        interrupts.end_work()
+        interrupts.set_working(False)
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

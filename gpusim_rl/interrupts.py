@@ -22,18 +22,9 @@ def install() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
-def begin_work() -> None:
-    """Raise KeyboardInterrupt on Ctrl-C from now on."""
-    _replace(_end, _interrupt)
-
-
-def end_work() -> None:
-    """End the process on Ctrl-C from now on; nothing is left to clean up."""
-    _replace(_interrupt, _end)
-
-
-def _replace(old: Any, new: Any) -> None:
-    """Replace this module's handler `old` with `new`, if installed and in the main thread."""
+def set_working(working: bool) -> None:
+    """Raise KeyboardInterrupt on Ctrl-C while `working`; otherwise end the process: nothing is left to clean up."""
+    old, new = (_end, _interrupt) if working else (_interrupt, _end)
     if signal.getsignal(signal.SIGINT) is old:
         try:
             signal.signal(signal.SIGINT, new)
