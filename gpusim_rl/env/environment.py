@@ -122,11 +122,6 @@ class Environment(ABC):
         """Build envs of another library, on the learner's `device` if possible; raise ConfigError if building fails."""
         raise ConfigError("cannot be built from the config section env", key=cls.__name__)
 
-    @classmethod
-    def adopt(cls, envs: Any, cfg: EnvConfig, *, seed: int) -> Environment:
-        """Wrap vector envs of a user's script; raise ConfigError if they are not supported."""
-        raise ConfigError("cannot wrap existing envs", key=cls.__name__)
-
     @abstractmethod
     def reset(self) -> Observation:
         """Begin an episode in every env; return the observation to act on."""
