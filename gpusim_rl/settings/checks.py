@@ -41,17 +41,14 @@ def plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", container)
 
 
-def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: type | None = None) -> RunConfig:
+def build_run(config: Mapping[str, Any], *, task_class: type, algorithm_class: type) -> RunConfig:
     """Convert composed or saved settings to a RunConfig, or raise ConfigError."""
     checked = check_settings(config)
     task = {key: value for key, value in _section(config.get("task"), "task").items() if key != "_target_"}
     check_hooks(task_class, "task")
-    if algorithm_class is not None:
-        check_hooks(algorithm_class, "algorithm")
+    check_hooks(algorithm_class, "algorithm")
     checked["task"] = build(settings_class(task_class), task, path="task")
     if "algorithm" not in checked:
-        if algorithm_class is None:
-            raise ConfigError("cannot check the settings without the algorithm's class", key=f"algo={checked['algo']}")
         section = _section(config.get(checked["algo"]), checked["algo"])
         checked["algorithm"] = build(settings_class(algorithm_class), section, path=checked["algo"])
     return RunConfig(**checked)

@@ -140,7 +140,7 @@ def test_task_without_hook_is_reported_in_one_line(composed, hooks, words):
 
     half = type("Half", (Task,), {"Config": TaskConfig, **{name: lambda self: None for name in hooks.split()}})
     with pytest.raises(ConfigError) as info:
-        checks.build_run(composed, task_class=half)
+        checks.build_run(composed, task_class=half, algorithm_class=object)
     assert message(info).startswith("task Half ") and words in message(info)
 
 
