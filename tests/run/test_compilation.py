@@ -11,8 +11,8 @@ import torch
 
 from gpusim_rl.env import vec_env
 from gpusim_rl.machine import compiled
-from gpusim_rl.run import compilation
-from gpusim_rl.run.compilation import CompileChoice, choose_compile
+from gpusim_rl.run import devices
+from gpusim_rl.run.devices import CompileChoice, choose_compile
 from helpers.training import differences, make_trainer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -25,8 +25,8 @@ def choose(wanted: str, device: torch.device = CUDA, *, check_task: bool = False
 
 @pytest.fixture
 def has_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilation, "find_spec", lambda _: object())
-    monkeypatch.setattr(compilation, "has_compiler", lambda: True)
+    monkeypatch.setattr(devices, "find_spec", lambda _: object())
+    monkeypatch.setattr(devices, "has_compiler", lambda: True)
 
 
 @pytest.mark.usefixtures("has_compiler")
@@ -40,11 +40,11 @@ def test_compile_choice_states_its_reason() -> None:
 
 
 def test_missing_compiler_turns_compilation_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilation, "has_compiler", lambda: False)
-    monkeypatch.setattr(compilation, "find_spec", lambda _: object())
+    monkeypatch.setattr(devices, "has_compiler", lambda: False)
+    monkeypatch.setattr(devices, "find_spec", lambda _: object())
     choice = choose("all", CPU)
     assert choice.mode == "off" and "C++" in choice.reason
-    monkeypatch.setattr(compilation, "find_spec", lambda _: None)
+    monkeypatch.setattr(devices, "find_spec", lambda _: None)
     choice = choose("all")
     assert choice.mode == "off" and "triton" in choice.reason
 
