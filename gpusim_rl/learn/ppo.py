@@ -71,17 +71,8 @@ class PPO(OnPolicy):
 
     cfg: PPOConfig
 
-    def __init__(
-        self,
-        cfg: PPOConfig,
-        env: EnvSpec,
-        context: LearnerContext = DEFAULT_CONTEXT,
-        *,
-        device: torch.device,
-        seed: int,
-        max_iterations: int,
-    ) -> None:
-        key, custom = f"{context.section}.extensions", cfg.extensions
+    def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
+        device, key, custom = rest["device"], f"{context.section}.extensions", cfg.extensions
         if clashes := custom.keys() & EXTENSIONS.keys():
             raise ConfigError("reserved for a built-in extension", key=f"{key}.{min(clashes)}", hint="Try another name")
         classes = EXTENSIONS | {name: extension_class(f"{key}.{name}", settings) for name, settings in custom.items()}
@@ -94,13 +85,13 @@ class PPO(OnPolicy):
 
         # The order of weight initialisations determines fixed-seed runs: the teacher's come before the policy's.
         teacher = Teacher(cfg, seen(*Teacher.groups), context, device) if used["teacher"] else None
-        super().__init__(cfg, seen(), context, device=device, seed=seed, max_iterations=max_iterations)
+        super().__init__(cfg, seen(), context, **rest)
         self.clip = cfg.clip
         self._adaptive_rate = AdaptiveRate(cfg.kl_threshold, cfg.learning_rate_min, cfg.learning_rate_max, device)
         rnd, symmetry = cfg.rnd, cfg.symmetry
         made: dict[str, Any] = {
             "rnd": RandomDistillation(cfg, seen(), context, device) if rnd.weight or rnd.final_weight else None,
-            "style": Style(cfg, env, context, device, seed) if isinstance(cfg, AMPConfig) else None,
+            "style": Style(cfg, env, context, device, rest["seed"]) if isinstance(cfg, AMPConfig) else None,
             "symmetry": Symmetry.of(cfg, env, context, device) if symmetry.augment or symmetry.mirror_loss else None,
             "teacher": teacher,
         }
