@@ -19,7 +19,7 @@ Value = float | Mapping[str, float]  # one number for all joints, or one per joi
 RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
 """Columns of `actuator_gainprm` of a DC motor."""
 
-_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput of MuJoCo's DC motor
 _NEEDS = {"position": ("stiffness",), "velocity": ("damping",), "torque": (), "dc_motor": ("velocity_limit",)}
 _GAINS = ("stiffness", "damping")
@@ -40,7 +40,7 @@ def add_actuators(
     patterns = [joints] if isinstance(joints, str) else list(joints)
     matches = [_matches(pattern, drivable) for pattern in patterns]
     chosen = [name for name in drivable if any(match[name] for match in matches)]
-    driven = {actuator.target for actuator in spec.actuators if actuator.trntype in _ON_JOINTS}
+    driven = {actuator.target for actuator in spec.actuators if actuator.trntype in ON_JOINTS}
     for name in chosen:
         if drivable[name].name in driven:
             raise TaskError(f"joint {name!r} already has an actuator")

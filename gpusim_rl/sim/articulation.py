@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError, available, did_you_mean
+from gpusim_rl.errors import TaskError, available
 from gpusim_rl.sim.bodies import Bodies, Contacts, Mocap, MujocoTensors, Sensor, Sites
 from gpusim_rl.sim.dynamics import Dynamics
 from gpusim_rl.sim.masks import check_shape, columns, read_columns, write_columns, write_where
@@ -111,8 +111,7 @@ class Articulation:
         ids = self._scene.elements_of(self.name, kind)
         for name in names:
             if name not in ids:
-                hint = f"{did_you_mean(name, ids)} Available: {', '.join(ids) or 'none'}"
-                raise TaskError(f"{self.name!r} has no {kind} {name!r}", hint=hint.strip())
+                raise TaskError(f"{self.name!r} has no {kind} {name!r}", hint=available(name, ids))
         return [ids[name] for name in names]
 
     @property

@@ -25,7 +25,6 @@ from gpusim_rl.sim.terrain import Terrain
 # MuJoCo's contact sensor: bits of its data specification, and the reduction of all contacts to one wrench.
 _CONTACT_FORCE, _CONTACT_TORQUE, _CONTACT_POS, _REDUCE_NETFORCE = 1 << 1, 1 << 2, 1 << 4, 3
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
-_ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 _PROCESS_WIDE = threading.RLock()  # guards the memory limit and the warning handler
 
 logger = logging.getLogger(__name__)
@@ -246,7 +245,7 @@ class Scene:
             element = getattr(model, kind)
             ids = [i for i in range(getattr(model, f"n{kind}")) if element(i).name.startswith(prefix)]
         if kind == "actuator":  # actuators on joints belong to the joint's articulation
-            on_joint = np.isin(model.actuator_trntype, [transmission.value for transmission in _ON_JOINTS])
+            on_joint = np.isin(model.actuator_trntype, [transmission.value for transmission in actuators.ON_JOINTS])
             joint_of, rest = model.actuator_trnid[:, 0], articulation not in self._objects
             ids = [i for i in ids if (model.jnt_bodyid[joint_of[i]] in bodies if on_joint[i] else rest)]
         return {getattr(model, kind)(i).name.removeprefix(prefix): i for i in ids}
