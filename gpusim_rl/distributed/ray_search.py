@@ -27,7 +27,7 @@ from gpusim_rl.errors import ConfigError, say, warn
 from gpusim_rl.files import paths
 from gpusim_rl.files.safe_open import lock, open_file
 from gpusim_rl.machine.hardware import available_cpus
-from gpusim_rl.run.time_share import SAVE_ALL
+from gpusim_rl.run.run_dir import SAVE_ALL
 
 POINTER = "checkpoint.txt"  # file in Ray Tune's checkpoints: path of our checkpoint
 CHECKPOINT_S = 60.0  # timeout for a checkpoint that the run is writing [s]

@@ -22,15 +22,15 @@ from gpusim_rl.files.checkpoint_file import load as load  # re-export
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
 from gpusim_rl.files.safe_open import open_file, replacing
 from gpusim_rl.learn.collective import Collective
-from gpusim_rl.run.run_dir import encoder_for
+from gpusim_rl.run.run_dir import SAVE_ALL, encoder_for
 from gpusim_rl.run.run_spec import RunSpec
-from gpusim_rl.run.time_share import SAVE_ALL, TimeShare
 from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
 
 SAVE_INTERVAL_S = 60.0  # maximum age of last.pt within the budget `SAVE_SHARE`
-SAVE_SHARE = 0.05  # maximum share of time spent on checkpoints; on a slow disk, a kill loses up to 20 write durations
+SAVE_SHARE = 0.05  # share of time for writing checkpoints; on a slow disk, a kill loses up to 20 write durations
+BURST_S = 2.0  # work without waiting, for checkpoints of short runs
 BEST_INTERVAL_S = 10.0  # minimum time between writes of best.pt: early on, returns keep improving
 
 Types = Mapping[str, tuple[type, ...]]  # accepted types by key; integers are non-negative, floats finite, lists of str
@@ -159,6 +159,41 @@ def must_fit(file: Path, target: str) -> Iterator[None]:
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
         raise ConfigError(f"checkpoint does not match {target}: {reason}", key=str(file)) from error
+
+
+class TimeShare:
+    """Token bucket that limits work to `share` of the wall-clock time, plus `BURST_S` and the last piece of work."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.cost_s = 0.0  # duration of the last piece of work
+        self._balance_s, self._counted_at = BURST_S, time.perf_counter()
+        self._working = False
+
+    @property
+    def allows(self) -> bool:
+        """True if the budget allows work now."""
+        self._count(time.perf_counter())
+        return self._balance_s >= 0.0
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Count the block as work; nested blocks count once."""
+        if self._working:
+            yield
+            return
+        began, self._working = time.perf_counter(), True
+        try:
+            yield
+        finally:
+            now, self._working = time.perf_counter(), False
+            self.cost_s = now - began
+            self._count(now)
+            self._balance_s -= self.cost_s
+
+    def _count(self, now: float) -> None:
+        self._balance_s = min(BURST_S, self._balance_s + self.share * (now - self._counted_at))
+        self._counted_at = now
 
 
 class Checkpoints:

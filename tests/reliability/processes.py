@@ -21,7 +21,7 @@ from typing import IO
 import psutil
 import pytest
 
-from gpusim_rl.run.time_share import SAVE_ALL
+from gpusim_rl.run.run_dir import SAVE_ALL
 from helpers.commands import ROOT, Finished
 
 TRAIN = ROOT / "train.py"

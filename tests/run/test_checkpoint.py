@@ -8,7 +8,7 @@ import pytest
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.checkpoint_file import load
-from gpusim_rl.run import checkpoint, time_share
+from gpusim_rl.run import checkpoint
 from gpusim_rl.run.checkpoint import Checkpoints, structural_difference
 from helpers.checkpoints import PAYLOAD
 
@@ -79,8 +79,7 @@ class SlowDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.now_s, self.seconds, self.written_s, self.fails = 0.0, seconds, 0.0, False
         clock = SimpleNamespace(perf_counter=lambda: self.now_s)
-        for module in (checkpoint, time_share):
-            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(checkpoint, "time", clock)
         monkeypatch.setattr(checkpoint, "save", self.write)
         monkeypatch.setattr(Checkpoints, "_copy_last", lambda self, path: None)
 
@@ -109,7 +108,7 @@ def test_saving_stays_within_5_percent_of_run_time_on_any_disk(tmp_path, monkeyp
         if checkpoints.due(iteration, mean_return, long=reason == "long"):
             times.append(disk.now_s)
             checkpoints.save(state, mean_return)
-    allowed_s = 0.05 * disk.now_s + 2.0 * time_share.BURST_S + (2 if evaluate else 1) * seconds
+    allowed_s = 0.05 * disk.now_s + 2.0 * checkpoint.BURST_S + (2 if evaluate else 1) * seconds
     assert 0.0 < disk.written_s <= allowed_s
     lost_s = max(after - before for before, after in zip([0.0, *times], times, strict=False))
     shortest = 0.025 if evaluate else 0.05
@@ -132,7 +131,7 @@ def test_required_checkpoints_are_saved_at_any_cost(
     tmp_path, monkeypatch, save_all, every, iterations, iteration_s, save_s, expected
 ):
     if save_all:
-        monkeypatch.setenv(time_share.SAVE_ALL, "1")
+        monkeypatch.setenv(checkpoint.SAVE_ALL, "1")
     disk, saved = SlowDisk(monkeypatch, save_s), []
     checkpoints = checkpoints_in(tmp_path, every=every, iterations=iterations, warn=lambda line: None)
     for iteration in range(1, min(iterations, max(8, every)) + 1):

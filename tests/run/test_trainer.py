@@ -22,7 +22,7 @@ from gpusim_rl.env import Step, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files import checkpoint_file
 from gpusim_rl.machine import torch_threads
-from gpusim_rl.run import checkpoint, devices, make_env, stop_signal, time_share
+from gpusim_rl.run import checkpoint, devices, make_env, stop_signal
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.evaluation import evaluate, restore
 from gpusim_rl.run.logger import Logger
@@ -483,7 +483,7 @@ def test_slow_writing_does_not_count_as_long_iteration(tmp_path, monkeypatch, wh
     """With a fake clock, writing takes 12 s; numbered and last iterations are still saved."""
     now_s, saved = 0.0, []
     clock = SimpleNamespace(perf_counter=lambda: now_s)
-    for module in (stop_signal, time_share):
+    for module in (stop_signal, checkpoint):
         monkeypatch.setattr(module, "time", clock)
 
     def slow(name: str, function: Any) -> Any:
