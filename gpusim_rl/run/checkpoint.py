@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import os
 import re
@@ -14,19 +15,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gpusim_rl.env import Environment
 from gpusim_rl.errors import ConfigError, first_line, warn
 from gpusim_rl.files.checkpoint_file import load as load  # re-export
 from gpusim_rl.files.checkpoint_file import load_with_digest, save
+from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.files.safe_open import open_file, replacing
+from gpusim_rl.learn.algorithm import TrainedPolicy, load_algorithm_class, make_policy
 from gpusim_rl.learn.collective import Collective
 from gpusim_rl.run.run_dir import SAVE_ALL, encoder_for
 from gpusim_rl.run.run_spec import RunSpec
+from gpusim_rl.settings.checks import algorithm_settings_class, build
 from gpusim_rl.settings.older_run import upgrade_settings
 from gpusim_rl.settings.schema import RunConfig, declarations
 from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS
+from gpusim_rl.settings.trust import check_saved_settings
+from gpusim_rl.spaces import ActionSpace
 
 SAVE_INTERVAL_S = 60.0  # maximum age of last.pt within the budget `SAVE_SHARE`
 SAVE_SHARE = 0.05  # share of time for writing checkpoints; on a slow disk, a kill loses up to 20 write durations
@@ -54,8 +61,9 @@ DIVERGENCE: Types = {
 }
 """Types of the entries of `diverged.pt` that a replay reads."""
 Warn = Callable[[str], None]  # shows a warning
-REPLAY = ("replay", "priorities")  # entries of an algorithm's state that are valid only for the envs that recorded them
-EPISODES = "episodes"  # entry of an algorithm's state that is valid only for the episodes in progress
+REPLAY = ("replay", "priorities")  # entries of an algorithm's state that belong to the envs that recorded them
+POLICY_KEYS = ("config", "obs_sizes", "num_actions", "policy")  # entries that a policy is loaded from
+EPISODES = "episodes"  # entry of an algorithm's state that belongs to the running episodes
 
 
 def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
@@ -90,6 +98,28 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
         for line in structural_difference(known, spec.config, [*fixed, "task.randomize_episode_start"]):
             warn(f"{line}; ignored when resuming")
     return state, digest
+
+
+def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, name: str) -> TrainedPolicy:
+    """Load the policy of another run (folder, .pt file, or task), with the settings in its checkpoint."""
+    file = find_checkpoint(name, spec.cfg.log.dir).file
+    state, digest = load_with_digest(file)
+    check_training(state, file, POLICY_KEYS)
+    config = check_saved_settings(state["config"], file, trust=spec.cfg.trust, config_dir=spec.config_dir)
+    (theirs, ours) = (settings["task"].get("_target_") for settings in (config, spec.config))
+    if theirs != ours:  # joints may be ordered differently
+        warn(f"{file} is a policy for {theirs}, not {ours}: check that observations and actions have the same meaning")
+    section, algorithm_class = config["algo"].get("name"), load_algorithm_class(config["algo"].get("_target_"))
+    settings = build(algorithm_settings_class(section, algorithm_class), config.get(section), f"{file}: {section}")
+    if state["num_actions"] != action_space.size:
+        problem = f"has {state['num_actions']} actions, but the task has {action_space.size}"
+        raise ConfigError(problem, key=str(file), hint="Try the policy's task")
+    cfg = dataclasses.replace(spec.cfg, algo=section, algorithm=settings)
+    with must_fit(file, "its own settings"):
+        images = state.get("images", {})
+        policy = make_policy(algorithm_class, cfg, state["obs_sizes"], action_space, device, images)
+        policy.load_state_dict(state["policy"])
+    return TrainedPolicy(policy.eval().requires_grad_(False), settings, state["obs_sizes"], digest)
 
 
 def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dict[str, Any], bool]:

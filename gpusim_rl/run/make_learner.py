@@ -9,8 +9,8 @@ from gpusim_rl.learn.algorithm import ActorPlace, Algorithm, EnvSpec, LearnerCon
 from gpusim_rl.learn.pretrained import init_from_pretrained
 from gpusim_rl.learn.teacher import begin_from
 from gpusim_rl.machine.torch_threads import use_available_cpus
+from gpusim_rl.run.checkpoint import load_policy
 from gpusim_rl.run.collector import Collector
-from gpusim_rl.run.load_policy import load_policy
 from gpusim_rl.run.make_env import env_spec, make_started_env
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.settings.schema import declarations
