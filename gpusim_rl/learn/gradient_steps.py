@@ -3,19 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from gpusim_rl.learn.algorithm import Hidden, LearnerContext
-from gpusim_rl.learn.chunks import Chunks, chunk_samples
 from gpusim_rl.learn.minibatch import Sequences
 from gpusim_rl.learn.networks import ActorCritic, Settings
 from gpusim_rl.learn.optimizer import MaskedAdamW
 
+MOST_WORKERS = 16  # maximum worker threads; more would wait for the GIL (held for about 5 % of a chunk)
+
+CPU_CHUNK = 4096  # maximum samples per chunk, so that activations stay in a core's caches
 Loss = Callable[[dict[str, Tensor], Tensor, Hidden, Tensor | None], Tensor]
 """Function from a chunk of `Sequences` to its share of the minibatch statistics, [losses]."""
+
+
+def chunk_samples(minibatch: int) -> int:
+    """Return the chunk size: a quarter of a minibatch, or more if that would be small.
+
+    Independent of the machine, so that runs are reproducible bit for bit.
+    """
+    half, quarter = -(-minibatch // 2), -(-minibatch // 4)
+    return max(CPU_CHUNK // 4, min(CPU_CHUNK // 2, half), min(CPU_CHUNK, quarter))
+
+
+def most_workers() -> int:
+    """Return the maximum number of concurrent chunks."""
+    return min(torch.get_num_threads(), MOST_WORKERS)
+
+
+class Chunks:
+    """Sums a function over chunks of indices; a single chunk except on CPUs.
+
+    On CPUs minibatch-wide operations stream activations through memory and end with a thread barrier; chunks per thread
+    stay in the caches (benchmarks/updates/update_chunks.json). Sums are in chunk order, independent of thread timing. A
+    `compiled` function is first called, and so compiled, by one worker.
+    """
+
+    def __init__(self, device: torch.device, size: int, *, compiled: bool = False) -> None:
+        self._size = max(1, size) if device.type == "cpu" else None
+        self._cold = compiled
+        self._pool: ThreadPoolExecutor | None = None
+
+    def sum(self, function: Callable[[Tensor], Sequence[Tensor]], index: Tensor) -> list[Tensor]:
+        """Add up the results of `function` over the chunks of `index`, tensor by tensor."""
+        parts = index.split(self._size) if self._size is not None else (index,)
+        # A dispatch mode, such as an operation counter, sees only its own thread.
+        if len(parts) == 1 or _get_current_dispatch_mode() is not None:
+            results = map(function, parts)
+        elif self._cold:
+            results, self._cold = self._workers().submit(lambda: [*map(function, parts)]).result(), False
+        else:
+            results = self._workers().map(function, parts)
+        total, *others = results
+        for result in others:
+            total = [a + b for a, b in zip(total, result, strict=True)]
+        return list(total)
+
+    def _workers(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            inner = max(1, torch.get_num_threads() // MOST_WORKERS)
+            # torch's thread count is per thread: set it in each worker.
+            self._pool = ThreadPoolExecutor(most_workers(), "chunk", torch.set_num_threads, (inner,))
+        return self._pool
 
 
 class GradientSteps:

@@ -13,9 +13,9 @@ from torch.nn import functional
 from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import DEFAULT_CONTEXT, EnvSpec, LearnerContext, Transition
-from gpusim_rl.learn.chunks import Chunks, chunk_samples
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.exploration import fitted
+from gpusim_rl.learn.gradient_steps import Chunks, chunk_samples
 from gpusim_rl.learn.minibatch import Sequences, fit_sequence_length, shuffle
 from gpusim_rl.learn.networks import ActorCritic
 from gpusim_rl.learn.on_policy import OnPolicy

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpusim_rl.learn import chunks
-from gpusim_rl.learn.chunks import Chunks
+from gpusim_rl.learn import gradient_steps as chunks
+from gpusim_rl.learn.gradient_steps import Chunks
 from gpusim_rl.testing.sync_counter import SyncCounter
 from test_ppo import learner, run_alone
 
@@ -88,7 +88,7 @@ def test_compiled_chunks_run_in_parallel_and_compile_once() -> None:
 import threading
 import torch
 from torch._dynamo.utils import counters
-from gpusim_rl.learn import chunks
+from gpusim_rl.learn import gradient_steps as chunks
 from test_ppo import learner
 
 torch.set_num_threads(2)
