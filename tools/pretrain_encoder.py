@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import free_name
-from gpusim_rl.files.safe_open import writing
+from gpusim_rl.files.safe_open import free_name, writing
 from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.options import Parser, number, positive
 from gpusim_rl.view.arguments import check_out

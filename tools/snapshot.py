@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
-from gpusim_rl.files.paths import free_name
+from gpusim_rl.files.safe_open import free_name
 from gpusim_rl.options import Parser, number
 from gpusim_rl.view.arguments import check_out, open_player
 

@@ -20,8 +20,7 @@ from gpusim_rl.export.encoded_policy import EncodedPolicy
 from gpusim_rl.export.joint_order import joint_order
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_numpy, write_onnx, write_torchscript
 from gpusim_rl.export.scene_file import SCENE, needs, write_scene
-from gpusim_rl.files.paths import free_name
-from gpusim_rl.files.safe_open import temporary_name
+from gpusim_rl.files.safe_open import free_name, temporary_name
 from gpusim_rl.learn.pretrained import Pretrained
 from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.spaces import MultiDiscrete

@@ -5,7 +5,6 @@ A `torch.save` file (a zip archive) whose archive comment is the hex SHA-256 of 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickletools
 import shlex
@@ -23,7 +22,7 @@ import torch
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.budgets import CHECKPOINT_VALUES
 from gpusim_rl.files.paths import newest_first
-from gpusim_rl.files.safe_open import open_archive, open_file, replacing
+from gpusim_rl.files.safe_open import hex_digest, open_archive, open_file, replacing
 from gpusim_rl.public import __version__
 
 FORMAT = 4
@@ -57,7 +56,7 @@ def save(path: Path, payload: Mapping[str, Any]) -> None:
             raise
         file.seek(-2, 2)  # an archive ends with the length of its comment
         file.write(struct.pack("<H", DIGEST_SIZE))
-        digest = _digest(file, file.tell())
+        digest = hex_digest(file, file.tell())
         file.seek(0, 2)
         file.write(digest)
 
@@ -150,18 +149,6 @@ def _in_memory() -> IO[bytes]:
     return os.fdopen(os.memfd_create("checkpoint"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
-def _digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
-    """Return the hex SHA-256 of the first `size` bytes; copy them to `copy`."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while block := file.read(min(size, 1 << 20)):
-        digest.update(block)
-        if copy is not None:
-            copy.write(block)
-        size -= len(block)
-    return digest.hexdigest().encode()
-
-
 def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
     """Return whether a file matches its digest; copy it to `copy`."""
     try:
@@ -172,7 +159,7 @@ def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
         return False
     file.seek(size)
     stored = file.read(DIGEST_SIZE)
-    digest = _digest(file, size, copy)
+    digest = hex_digest(file, size, copy)
     if copy is not None:
         copy.write(stored)
     return digest == stored

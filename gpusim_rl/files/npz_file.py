@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -38,11 +37,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
             if not size:
                 raise EOFError("empty file")
             arrays = _read(file, path, min(limit, max(UNPACKED_BYTES, UNPACKED_RATIO * size)), names)
-            digest = hashlib.sha256()
-            file.seek(0)
-            while block := file.read(BLOCK):
-                digest.update(block)
-            return arrays, digest.hexdigest()
+            return arrays, safe_open.hex_digest(file, size).decode()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except ConfigError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import re
 import shlex
 import sys
@@ -197,12 +196,6 @@ def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
 def run_names(runs: str | Path = "runs") -> list[str]:
     """Return names of tasks and experiments that have a run."""
     return sorted({path.parent.parent.name for path in Path(runs).glob("*/*/config.yaml")})
-
-
-def free_name(path: Path) -> Path:
-    """Return the path, or the first free one of `<name>-2`, `<name>-3`, ..."""
-    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
-    return next(name for name in names if not name.exists())
 
 
 def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:

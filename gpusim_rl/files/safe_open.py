@@ -95,6 +95,18 @@ class _Bounded:
         return content
 
 
+def hex_digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
+    """Return the hex SHA-256 of the first `size` bytes, and copy them to `copy`."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while block := file.read(min(size, 1 << 20)):
+        digest.update(block)
+        if copy is not None:
+            copy.write(block)
+        size -= len(block)
+    return digest.hexdigest().encode()
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Write a file that atomically replaces `path` once complete and on disk.
@@ -130,11 +142,15 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
+def free_name(path: Path) -> Path:
+    """Return the path, or the first free one of `<name>-2`, `<name>-3`, ..."""
+    names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
+    return next(name for name in names if not os.path.lexists(name))
+
+
 def keep_damaged(path: Path) -> str:
     """Copy a file to the first free `<name>-damaged`, `<name>-damaged-2`, ...; return the copy's name."""
-    stems = itertools.chain(["-damaged"], (f"-damaged-{count}" for count in itertools.count(2)))
-    copies = (path.with_stem(path.stem + stem) for stem in stems)
-    copy = next(copy for copy in copies if not os.path.lexists(copy))
+    copy = free_name(path.with_stem(f"{path.stem}-damaged"))
     with open_file(path) as file, replacing(copy) as new:
         if os.fstat(file.fileno()).st_size > budgets.COPIED_BYTES:
             raise ConfigError(f"too large to copy: more than {budgets.COPIED_BYTES} bytes", key=str(path))

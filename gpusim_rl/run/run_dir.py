@@ -228,7 +228,7 @@ def _new_folder(parent: Path) -> Path:
     """Make a folder named after the time; a second folder within a second gets the suffix -2."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
-        path = paths.free_name(parent / time.strftime("%Y-%m-%d_%H-%M-%S"))
+        path = safe_open.free_name(parent / time.strftime("%Y-%m-%d_%H-%M-%S"))
         with suppress(FileExistsError):  # made by another process
             path.mkdir()
             return path
