@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +16,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.files.provenance import check_versions
+from gpusim_rl.settings.schema import SimConfig
+from gpusim_rl.settings.simulators import NO_SIMULATOR, OLDER, SIMULATORS, check_warp, default_simulator
 from gpusim_rl.sim.articulation import Articulation
 from gpusim_rl.sim.bodies import MujocoTensors
 from gpusim_rl.sim.camera import CameraImages
@@ -20,6 +27,8 @@ from gpusim_rl.sim.cameras import Cameras
 from gpusim_rl.sim.params import Param, Params
 from gpusim_rl.sim.rays import Rays
 from gpusim_rl.sim.scene import Scene
+
+logger = logging.getLogger("gpusim_rl")
 
 
 def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
@@ -137,4 +146,46 @@ class Sim(MujocoTensors):
         """Restore `state_dict`."""
 
     def close(self) -> None:
-        """Stop threads and free memory."""
+        """Free threads and memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimChoice:
+    """Simulator, device and the reason for them."""
+
+    name: str
+    device: torch.device
+    reason: str
+
+    def __str__(self) -> str:
+        if self.name == NO_SIMULATOR:
+            return f"{self.reason}, on {self.device}"
+        return f"{self.name} on {self.device} ({self.reason})"
+
+
+def choose_sim(name: str, device: torch.device) -> SimChoice:
+    """Resolve `sim=auto`; raise ConfigError if a named simulator does not run on the device."""
+    if name == "auto":
+        reason = "auto: CUDA device" if device.type == "cuda" else "auto: no CUDA device in use"
+        return SimChoice(default_simulator(device.type).name, device, reason)
+    kinds = SIMULATORS[name].devices
+    if device.type not in kinds:
+        other = f"sim={default_simulator(device.type).name}, or sim_device={kinds[0]}"
+        hint = f"Try {other}; the policy can run on another device"
+        raise ConfigError(f"sim={name} runs on {' or '.join(kinds)} only, got device {device}", hint=hint)
+    return SimChoice(name, device, "as configured")
+
+
+def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> Sim:
+    """Build the chosen simulator, importing only its own library; raise ConfigError if the scene is unsupported."""
+    simulator = SIMULATORS[choice.name]
+    if simulator.cpu_threads and (cfg.njmax or cfg.nconmax):
+        logger.warning("sim.njmax and sim.nconmax have no effect: sim=%s sizes its buffers itself", choice.name)
+    scene.choose(cfg.integrator, cfg.cone)
+    if scene.model.nv == 0:
+        raise TaskError("the scene has no joints: nothing in it can move")
+    if simulator.uses_warp:
+        check_warp(f"sim={choice.name}", "Try sim=mujoco sim_device=cpu")
+    check_versions(f"sim={simulator.name}", simulator.needs, OLDER)
+    module = importlib.import_module(f"gpusim_rl.sim.{simulator.name}")
+    return getattr(module, simulator.cls)(scene, num_envs, cfg, choice.device)
