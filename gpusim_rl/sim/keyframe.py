@@ -12,17 +12,12 @@ from gpusim_rl.errors import TaskError, available
 
 logger = logging.getLogger(__name__)
 
-_JOINT_TIES = (mujoco.mjtEq.mjEQ_JOINT, mujoco.mjtEq.mjEQ_TENDON)
-# Columns of `eq_data` that the compiler derives from the reference pose: one body's pose relative to the other's.
+JOINT_TIES = (mujoco.mjtEq.mjEQ_JOINT, mujoco.mjtEq.mjEQ_TENDON)
+# Columns of compiled equalities with one body's pose in the other, derived from the reference pose.
 _DERIVED = {mujoco.mjtEq.mjEQ_CONNECT: slice(3, 6), mujoco.mjtEq.mjEQ_WELD: slice(3, 10)}
 _TIE_TOLERANCE = 1e-3  # m or rad; keyframes have few digits
 
 Pose = tuple[np.ndarray, np.ndarray]  # position, quaternion wxyz
-
-
-def ties_bodies(spec: mujoco.MjSpec) -> bool:
-    """Return whether any equality constrains bodies, not just joints or tendons."""
-    return any(tie.type not in _JOINT_TIES for tie in spec.equalities)
 
 
 def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
@@ -58,7 +53,7 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
     for tendon in spec.tendons:
         shifts[tendon.name] = float(after.tendon_length0[tendon.id] - before.tendon_length0[tendon.id])
     for tie in spec.equalities:
-        if tie.type in _JOINT_TIES:
+        if tie.type in JOINT_TIES:
             _shift_tie(tie, shifts)
         elif part := _DERIVED.get(tie.type):
             was, now = (model.eq_data[tie.id, part] for model in (before, after))

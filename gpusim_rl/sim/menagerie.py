@@ -41,7 +41,7 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
         spec = mujoco.MjSpec.from_file(str(robot.xml(entry or robot.default_model)))
         if keyframe is not None:
             keyframes.stand(spec, keyframe)
-        elif not keyframes.ties_bodies(spec) and keyframes.usable(spec, HOME):
+        elif all(tie.type in keyframes.JOINT_TIES for tie in spec.equalities) and keyframes.usable(spec, HOME):
             keyframes.stand(spec, HOME)
     except TaskError as error:
         raise error.within(source) from None
