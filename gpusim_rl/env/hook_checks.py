@@ -58,9 +58,8 @@ class HookChecks:
         """Check names, shapes and types of `Task.rewards`."""
         hook = f"{self._name}.rewards()"
         if not isinstance(terms, dict) or not terms:
-            raise TaskError(
-                key=hook, expected="a dict of named terms", got=terms if terms == {} else type(terms).__name__
-            )
+            got = terms if terms == {} else type(terms).__name__
+            raise TaskError(key=hook, expected="a dict of named terms", got=got)
         for name, term in terms.items():
             self._tensor(f"{hook}[{name!r}]", term, (self._num_envs,), torch.float32)
 
@@ -102,10 +101,8 @@ class HookChecks:
         if not isinstance(value, Tensor):
             raise TaskError(key=label, expected=f"a tensor of shape {expected}", got=type(value).__name__)
         if value.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
-            maybe_image = len(shape) == 2 and value.ndim in (3, 4)
-            raise TaskError(
-                key=label, expected=f"shape {expected}", got=list(value.shape), hint=IMAGE_HINT if maybe_image else ""
-            )
+            hint = IMAGE_HINT if len(shape) == 2 and value.ndim in (3, 4) else ""
+            raise TaskError(key=label, expected=f"shape {expected}", got=list(value.shape), hint=hint)
         if value.dtype != dtype:
             raise TaskError(key=label, expected=str(dtype), got=value.dtype)
         if value.device.type != self._device.type:
@@ -122,9 +119,8 @@ def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
         return Box(num_actions, cfg.clip_actions)
     counts = tuple(task.choices)
     if len(counts) != num_actions or not all(isinstance(count, int) and count > 1 for count in counts):
-        raise TaskError(
-            key=f"{name}.choices", expected=f"an int of at least 2 for each of {num_actions} actions", got=task.choices
-        )
+        expected = f"an int of at least 2 for each of {num_actions} actions"
+        raise TaskError(key=f"{name}.choices", expected=expected, got=task.choices)
     if cfg.randomize and not cfg.randomization_params.keys().isdisjoint(("actions", "latency")):
         problem = f"{name} has discrete actions, which do not support noise or latency"
         raise ConfigError(problem, key="task.randomization_params", hint="Remove actions and latency")

@@ -27,10 +27,8 @@ class ReachedStates:
     def __init__(self, cfg: ResetFromConfig, task: Task[Any], sim: Sim, seed: int) -> None:
         envs = sim.num_envs
         if cfg.capacity < envs:
-            hint = f"Try task.reset_from.capacity={4 * envs}"
-            raise ConfigError(
-                key="task.reset_from.capacity", expected=f"num_envs={envs} or more", got=cfg.capacity, hint=hint
-            )
+            key, expected = "task.reset_from.capacity", f"num_envs={envs} or more"
+            raise ConfigError(key=key, expected=expected, got=cfg.capacity, hint=f"Try {key}={4 * envs}")
         self._cfg, self._task = cfg, task
         self._random = EnvRandom(envs, sim.device, seed + 1)
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
