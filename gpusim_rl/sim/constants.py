@@ -23,11 +23,6 @@ def has_muscles(model: mujoco.MjModel) -> bool:
     return bool((model.actuator_gaintype == _MUSCLE).any())
 
 
-def uses_gear(model: mujoco.MjModel) -> bool:
-    """Return whether a constant depends on an actuator's gear."""
-    return has_muscles(model) or bool(model.actuator_armature.any())
-
-
 def constants_of(model: mujoco.MjModel) -> list[str]:
     """Return the names of the constants that MuJoCo derives for this model."""
     names = ["body_subtreemass", "body_invweight0"]

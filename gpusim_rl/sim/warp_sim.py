@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.sim.cameras import Cameras
-from gpusim_rl.sim.constants import Constants, constants_of, uses_gear
+from gpusim_rl.sim.constants import Constants, constants_of, has_muscles
 from gpusim_rl.sim.interface import Sim
 from gpusim_rl.sim.mujoco import MAX_STATE
 from gpusim_rl.sim.params import FIELDS, Params
@@ -114,7 +114,9 @@ class WarpSim(Sim):
         return values
 
     def _has_constants(self, field: str) -> bool:
-        return FIELDS[field].constants and (field != "actuator_gear" or uses_gear(self.scene.model))
+        model = self.scene.model
+        uses_gear = has_muscles(model) or bool(model.actuator_armature.any())
+        return FIELDS[field].constants and (field != "actuator_gear" or uses_gear)
 
     def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
         if self._has_constants(field):
