@@ -99,9 +99,8 @@ def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str |
     by_lower, lower = {option.lower(): option for option in options}, name.lower()
     for close in difflib.get_close_matches(lower, by_lower, n=3, cutoff=similarity):
         begins = close[:1] == lower[:1] and (len(lower) > 3 or sum(map(str.__ne__, close, lower)) == 1)
-        if begins or lower in close or sorted(close) == sorted(lower):
-            return by_lower[close]
-        if difflib.SequenceMatcher(None, close, lower).ratio() >= SURE:
+        sure = difflib.SequenceMatcher(None, close, lower).ratio() >= SURE
+        if begins or sure or lower in close or sorted(close) == sorted(lower):
             return by_lower[close]
     return None
 

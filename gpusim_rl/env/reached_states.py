@@ -93,9 +93,8 @@ class ReachedStates:
         tensors, rings = dict(state["tensors"]), self._rings()
         self.total.copy_(tensors.pop("total"))
         rows = self._filled()
-        if tensors.keys() != rings.keys() or any(
-            x.shape != (rows, *rings[name].shape[1:]) for name, x in tensors.items()
-        ):
+        expected = {name: (rows, *ring.shape[1:]) for name, ring in rings.items()}
+        if {name: tuple(value.shape) for name, value in tensors.items()} != expected:
             self.total.zero_()
             warn("the checkpoint's reached states belong to other task settings: collecting new ones")
             return

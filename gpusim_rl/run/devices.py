@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -37,7 +36,7 @@ def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = N
     """Choose the devices of evaluations during training: `eval_device` for everything if set, else as in training."""
     if cfg.eval_device is not None:
         device = str(find_device(cfg.eval_device, "eval_device"))
-        cfg = dataclasses.replace(cfg, device=device, sim_device=None, rl_device=None)
+        cfg = replace(cfg, device=device, sim_device=None, rl_device=None)
     return choose_devices(cfg, outside=outside)
 
 

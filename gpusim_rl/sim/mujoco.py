@@ -175,9 +175,8 @@ class MujocoSim(Sim):
         of_geom, groups = self._ray_groups.leave_out(ignore)
         if of_geom.any():
             self._batch.expand("geom_group")[:] = of_geom
-        return Rays(
-            partial(self._cast_rays, np.empty((2, self.num_envs, num_rays, 3))), self.num_envs, num_rays, groups
-        )
+        cast = partial(self._cast_rays, np.empty((2, self.num_envs, num_rays, 3)))
+        return Rays(cast, self.num_envs, num_rays, groups)
 
     def _cast_rays(
         self,
