@@ -96,7 +96,7 @@ class _Bounded:
 
 
 def hex_digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
-    """Return the hex SHA-256 of the first `size` bytes, and copy them to `copy`."""
+    """Return the hex SHA-256 of the first `size` bytes; copy them to `copy`."""
     digest = hashlib.sha256()
     file.seek(0)
     while block := file.read(min(size, 1 << 20)):

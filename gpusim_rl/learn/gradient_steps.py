@@ -23,7 +23,7 @@ Loss = Callable[[dict[str, Tensor], Tensor, Hidden, Tensor | None], Tensor]
 
 
 def chunk_samples(minibatch: int) -> int:
-    """Return the chunk size: a quarter of a minibatch, or more if that would be small.
+    """Return the chunk size [samples]: a quarter of a minibatch, or more if that would be small.
 
     Independent of the machine, so that runs are reproducible bit for bit.
     """
@@ -37,11 +37,11 @@ def most_workers() -> int:
 
 
 class Chunks:
-    """Sums a function over chunks of indices; a single chunk except on CPUs.
+    """Sum of a function over chunks of indices; a single chunk except on CPUs.
 
     On CPUs minibatch-wide operations stream activations through memory and end with a thread barrier; chunks per thread
-    stay in the caches (benchmarks/updates/update_chunks.json). Sums are in chunk order, independent of thread timing. A
-    `compiled` function is first called, and so compiled, by one worker.
+    stay in the caches (benchmarks/updates/update_chunks.json). Sums are in chunk order, independent of thread timing.
+    With `compiled`, a single worker runs all chunks of the first call, which compiles the function.
     """
 
     def __init__(self, device: torch.device, size: int, *, compiled: bool = False) -> None:

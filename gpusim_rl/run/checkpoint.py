@@ -36,7 +36,7 @@ from gpusim_rl.settings.trust import check_saved_settings
 from gpusim_rl.spaces import ActionSpace
 
 SAVE_INTERVAL_S = 60.0  # maximum age of last.pt within the budget `SAVE_SHARE`
-SAVE_SHARE = 0.05  # share of time for writing checkpoints; on a slow disk, a kill loses up to 20 write durations
+SAVE_SHARE = 0.05  # maximum share of time spent on checkpoints; on a slow disk, a kill loses up to 20 write durations
 BURST_S = 2.0  # work without waiting, for checkpoints of short runs
 BEST_INTERVAL_S = 10.0  # minimum time between writes of best.pt: early on, returns keep improving
 

@@ -294,7 +294,7 @@ def _numbers(stateful: object) -> dict[str, Any]:
 
 @contextmanager
 def in_place(objects: Sequence[object]) -> Iterator[None]:
-    """Copy tensors that the block reassigns to attributes to their old addresses; restore attributes on failure."""
+    """Copy tensor attributes that the block reassigns to their old addresses; restore all attributes on failure."""
     before = [dict(vars(stateful)) for stateful in objects]
     try:
         yield

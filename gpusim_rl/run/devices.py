@@ -63,7 +63,7 @@ def set_deterministic(deterministic: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompileChoice:
-    """Mode of torch.compile (`off`, `learner` or `all`) and its reason."""
+    """Mode of torch.compile (`off`, `learner` or `all`), and the reason."""
 
     mode: str
     reason: str
@@ -73,7 +73,7 @@ class CompileChoice:
 
 
 def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
-    """Choose the part of `cfg.compile` that this machine supports; evaluations compile nothing."""
+    """Choose the torch.compile mode: `cfg.compile`, reduced to what this machine supports; `off` for evaluations."""
     if cfg.test:
         return CompileChoice("off", "an evaluation")
     rules = (

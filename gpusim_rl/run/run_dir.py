@@ -22,7 +22,7 @@ from gpusim_rl.run.run_spec import RunSpec
 ENCODER = "encoder.pt"  # copy of a frozen encoder's file
 LOCK = "lock"  # file in a run folder while a process trains there
 SAVE_ALL = "GPUSIM_RL_SAVE_ALL"  # environment variable that exempts numbered checkpoints; a search copies them
-MAX_EARLIER = 100  # starts listed in env.json
+MAX_EARLIER = 100  # maximum number of earlier starts listed in env.json
 PER_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps for earlier starts
 
 

@@ -90,7 +90,7 @@ class Sim(MujocoTensors):
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
-        """Demand on the `buffers` in the last physics step; above capacity if one overflowed since the last reset."""
+        """Demand on the `buffers` in the last physics step; above a buffer's capacity from overflow until reset."""
         return {}
 
     def articulation(self, name: str) -> Articulation:
@@ -146,12 +146,12 @@ class Sim(MujocoTensors):
         """Restore `state_dict`."""
 
     def close(self) -> None:
-        """Free threads and memory."""
+        """Stop threads and free memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimChoice:
-    """Simulator, device and the reason for them."""
+    """Chosen simulator and device, and the reason for the choice."""
 
     name: str
     device: torch.device

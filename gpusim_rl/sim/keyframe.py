@@ -13,7 +13,7 @@ from gpusim_rl.errors import TaskError, available
 logger = logging.getLogger(__name__)
 
 JOINT_TIES = (mujoco.mjtEq.mjEQ_JOINT, mujoco.mjtEq.mjEQ_TENDON)
-# Columns of compiled equalities with one body's pose in the other, derived from the reference pose.
+# Columns of `eq_data` that the compiler derives from the reference pose: one body's pose relative to the other's.
 _DERIVED = {mujoco.mjtEq.mjEQ_CONNECT: slice(3, 6), mujoco.mjtEq.mjEQ_WELD: slice(3, 10)}
 _TIE_TOLERANCE = 1e-3  # m or rad; keyframes have few digits
 

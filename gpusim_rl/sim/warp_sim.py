@@ -34,7 +34,7 @@ DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.E
 
 
 class WarpSim(Sim):
-    """Worlds in a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
+    """Worlds simulated with a MuJoCo Warp model and data; see `gpusim_rl.sim.Sim`.
 
     State tensors are views of MuJoCo Warp's arrays. Step, reset and refresh are Warp graphs, and no call synchronises
     with the device. MuJoCo Warp has no masked forward pass, so `refresh` updates all worlds.
