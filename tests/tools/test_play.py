@@ -18,9 +18,10 @@ import torch
 import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors
+from gpusim_rl.env import Step
 from gpusim_rl.errors import ConfigError, TaskError
 from gpusim_rl.files import checkpoint_file
-from gpusim_rl.run import checkpoint, collector
+from gpusim_rl.run import checkpoint
 from gpusim_rl.view import player
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.replay_dump import DumpReplay
@@ -276,7 +277,7 @@ def test_replay_of_a_run_with_actors_needs_no_actors(tmp_path):
 
 def test_replay_runs_on_the_learner_device(run, monkeypatch):
     moved_steps = []
-    monkeypatch.setattr(collector, "moved", lambda step, device: moved_steps.append(step) or step)
+    monkeypatch.setattr(Step, "to", lambda step, device: moved_steps.append(step) or step)
     lines = replayed(run / "checkpoints" / "last.pt")
     assert len(moved_steps) == len(lines) - 1 > 0 and lines[-1].startswith("update: ")
 
