@@ -77,7 +77,7 @@ class LearnerContext:
     collective: Collective = ALONE  # processes that learn together and all-reduce sums over samples
     compile: bool = False  # whether to compile the update, if supported
     load_policy: Callable[[str], TrainedPolicy] | None = None  # loads another run's policy
-    actor: ActorPlace | None = None  # None in a learner
+    actor: ActorPlace | None = None  # position of this actor's envs; None in a learner
 
 
 DEFAULT_CONTEXT = LearnerContext()
@@ -96,7 +96,7 @@ class Outcome(Protocol):
 class Transition(Outcome, Protocol):
     """Result of a control step in all envs (`gpusim_rl.env.Step`)."""
 
-    obs: dict[str, Tensor]  # observations to act on next; from the new episode where one ended
+    obs: dict[str, Tensor]  # observations for the next action; after `done`, the first of the new episode
     done: Bool[Tensor, " envs"]  # terminated | truncated | diverged: `obs` begins an episode
 
 
@@ -106,7 +106,7 @@ class RecordedTensor(NamedTuple):
     name: str  # noun with article: `an observation`
     value: Tensor
     axes: tuple[str, ...]
-    """Names of the dimensions (step, env, column), or "" for internal ones."""
+    """Names of the dimensions (step, env, column), or "" for internal dimensions."""
     group: str = ""
 
 
@@ -120,7 +120,7 @@ class Recorder(Protocol):
 
 
 def recorded_steps(obs: Mapping[str, Tensor], reward: Tensor) -> list[RecordedTensor]:
-    """Label observations [steps, envs, size] and rewards [steps, envs]."""
+    """Label observations [steps, envs, size] and rewards [steps, envs] for error messages."""
     observations = [RecordedTensor("an observation", x, ("step", "env", "column"), g) for g, x in obs.items()]
     return [*observations, RecordedTensor("a reward", reward, ("step", "env"))]
 
@@ -160,7 +160,7 @@ class Algorithm(ABC):
 
     The trainer repeats: `begin_rollout`; `horizon` times `act`, a control step, `record`; then `before_update` and
     `update`. CUDA graphs capture rollout and update, so memory is allocated in `__init__` and written in place, masks
-    replace index lists, the host reads no tensors, and every changing value is a tensor (docs/architecture.md).
+    replace index lists, the host never reads tensors, and every changing value is a tensor (docs/architecture.md).
 
     Args:
         cfg: Instance of `Config`.
@@ -191,7 +191,7 @@ class Algorithm(ABC):
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> Policy:
-        """Build the policy with random weights; by default, build a whole algorithm for it."""
+        """Build a policy with random weights; the default builds a whole algorithm and returns its policy."""
         return cls(cfg, env, context, device=device, seed=0, max_iterations=1).policy
 
     def begin_rollout(self) -> None:  # noqa: B027 (optional)
@@ -217,14 +217,14 @@ class Algorithm(ABC):
         """
 
     def describe(self) -> dict[str, str]:
-        """Return banner lines by label: network, batch."""
+        """Return banner lines by label, such as `network` and `batch`."""
         return {}
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return all state except the policy: tensors, numbers, strings, lists and dicts.
 
-        State of unfinished episodes goes into the entry `episodes`.
+        State of unfinished episodes goes into the `episodes` entry.
         """
 
     @abstractmethod
@@ -266,7 +266,7 @@ def make_generator(device: torch.device, seed: int) -> torch.Generator:
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Restore a random stream, unless it comes from another device type: CPU and CUDA states differ in size."""
+    """Restore a generator's state, unless it comes from another device type: CPU and CUDA states differ in size."""
     if state.shape == generator.get_state().shape:
         generator.set_state(state.cpu())
 

@@ -102,7 +102,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _prefetched_bytes(cfg: OffPolicyConfig, memory: PixelReplay) -> int:
-    """Return the size of the images for the updates of this iteration and the next [bytes]."""
+    """Return the size [bytes] of the images prefetched for the updates of this and the next iteration."""
     return 2 * cfg.horizon * cfg.updates * cfg.batch_size * memory.bytes_drawn
 
 

@@ -25,7 +25,7 @@ class Collective:
         return list(tensors)
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the means over all processes."""
+        """Average floating-point tensors over all processes; see `sum`."""
         return self.sum(tensors) if self.size == 1 else [total / self.size for total in self.sum(tensors)]
 
     def defer_launches(self, launch_between: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
@@ -45,7 +45,7 @@ class Collective:
         return self.share(path)
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Return whether any process has each flag set; blocks the host."""
+        """Return, for each flag, whether any process has set it; blocks the host."""
         return flags
 
 

@@ -40,10 +40,10 @@ class Demonstrations:
     episode_length: int  # time limit [control steps]
     num_envs: int
     executed: bool  # False if some actions are labels for states that a policy visited
-    obs: Mapping[str, Array]  # raw, before each control step, [steps, size]
-    final_obs: Mapping[str, Array]  # at the end of each episode, [episodes, size]
+    obs: Mapping[str, Array]  # raw observations before each control step, [steps, size]
+    final_obs: Mapping[str, Array]  # raw observations at the end of each episode, [episodes, size]
     obs_names: Mapping[str, Array]  # names of the columns, [size]
-    action: Array  # as passed to the envs, [steps, actions]; integers if discrete
+    action: Array  # actions passed to the envs, [steps, actions]; integers if discrete
     action_names: Array  # names of the columns, [actions]
     reward: Array  # [steps]
     terminated: Array  # ended by the task in this step, [steps]
@@ -88,7 +88,7 @@ class Demonstrations:
 
 
 def save(path: Path, shown: Demonstrations) -> None:
-    """Write a file; raise OSError, or ConfigError if larger than `read` accepts."""
+    """Write demonstrations to a file; raise OSError, or ConfigError if they are larger than `read` accepts."""
     entries = _by_entry(shown)
     size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
     if size > DEMONSTRATIONS_BYTES:
@@ -130,7 +130,7 @@ def _by_field(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> tuple[Demonstrations, str]:
-    """Read a file and its digest; raise ConfigError if it is missing, invalid or inconsistent."""
+    """Return a file's demonstrations and digest; raise ConfigError if the file is missing, invalid or inconsistent."""
     arrays, digest = npz_file.load(path, DEMONSTRATIONS_BYTES)
     if any(name.endswith("/data.pkl") for name in arrays):
         raise ConfigError("this is a checkpoint, or demonstrations from an older version", key=str(path), hint=RECORD)
@@ -149,7 +149,7 @@ def read(path: Path) -> tuple[Demonstrations, str]:
 
 
 def load(file: str, env: EnvSpec, groups: Collection[str]) -> tuple[Demonstrations, str]:
-    """Read demonstrations and their digest; raise ConfigError unless they match the envs."""
+    """Return a file's demonstrations and digest; raise ConfigError unless they match the envs."""
     shown, digest = read(Path(file))
     check_fits(shown, file, env, groups)
     return shown, digest
@@ -195,7 +195,7 @@ def make_replay(
     if steps <= n_step:
         raise ConfigError(f"n_step={n_step} needs more than {steps} control steps")
     cut = np.flatnonzero(shown.truncated & ~(shown.terminated | shown.diverged))
-    apart = int(np.diff(cut).min()) if len(cut) > 1 else steps  # so one final observation per `apart` steps
+    apart = int(np.diff(cut).min()) if len(cut) > 1 else steps  # so at most one final observation per `apart` steps
     spec = EnvSpec(1, env.obs_sizes, env.action_space, apart)
     replay = Replay(steps, spec, groups, n_step=n_step, gamma=gamma, storage=torch.float32, device=device)
 

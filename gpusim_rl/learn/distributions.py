@@ -173,7 +173,7 @@ class GaussianHead(nn.Module):
         self.log_std: nn.Parameter | None = None
         self.log_std_of_state: nn.Linear | None = None
         if cfg.state_dependent_std:
-            layer: Any = nn.utils.skip_init(nn.Linear, size, space.size)  # draws no random numbers
+            layer: Any = nn.utils.skip_init(nn.Linear, size, space.size)  # consumes no random numbers
             nn.init.zeros_(layer.weight)
             nn.init.constant_(layer.bias, cfg.log_std_init)
             self.log_std_of_state = layer

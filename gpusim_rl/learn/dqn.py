@@ -51,7 +51,7 @@ class DQN(OffPolicy):
         target  y = r + discount Q'(s', argmax_a Q(s', a))      (double; else argmax_a Q'(s', a))
         critic  (Q(s, a) - y)^2
 
-    Double: van Hasselt et al. 2016, arXiv 1509.06461. With `network.dueling`, `network.atoms`, `replay.alpha` and
+    `double`: van Hasselt et al. 2016, arXiv 1509.06461. With `network.dueling`, `network.atoms`, `replay.alpha` and
     `n_step`: Rainbow (Hessel et al. 2018, arXiv 1710.02298) without noisy networks. `epsilon_ladder`: Ape-X (Horgan et
     al. 2018, arXiv 1803.00933). Three bins often suffice for continuous actions (Seyde et al. 2021, arXiv 2111.02552).
     """

@@ -21,10 +21,10 @@ from gpusim_rl.spaces import ImageShape
 
 
 class SpatialSoftmax(nn.Module):
-    """Mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, 1504.00702)."""
+    """Mean position of each channel's activation, in [-1, 1], x then y (Levine et al. 2016, arXiv 1504.00702)."""
 
     TEMPERATURE = 0.3
-    """Fixed, since a learned temperature shrinks until positions jump. Finds thin objects sooner than 1."""
+    """Softmax temperature, fixed: a learned one shrinks until positions jump. 0.3 finds thin objects sooner than 1."""
 
     places: Tensor
     """Pixel positions, [height * width, 2]."""
@@ -118,7 +118,7 @@ def scaled(
 
 
 class Encoder(nn.Module):
-    """Image encoder: one network per image group, features concatenated; `images` are the shapes of frame stacks."""
+    """Image encoder: one network per image group, features concatenated. `images` maps groups to frame-stack shapes."""
 
     def __init__(self, images: Mapping[str, ImageShape], cfg: EncoderConfig, key: str) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Encoder(nn.Module):
         self.out_size = sum(network.out_size for network in self.networks.values())  # type: ignore[arg-type]
 
     def forward(self, images: Mapping[str, Tensor], *, bf16: bool) -> Float[Tensor, "*batch features"]:
-        """Return float32 features of images, uint8 [*batch, height, width, channels]."""
+        """Return float32 features of uint8 images [*batch, height, width, channels]."""
         return torch.cat([self._features(group, images[group], bf16) for group in self.groups], dim=-1)
 
     def _features(self, group: str, images: Tensor, bf16: bool) -> Tensor:
@@ -170,7 +170,7 @@ def random_shift(
 
 
 class FrameStack:
-    """Stacks of the newest frames; older frames are the policy's recurrent state.
+    """Stacks of the newest frames; the older frames are part of the policy's recurrent state.
 
     Frames before the start of an episode are black. A group's state is uint8 [older frames, batch, values per frame],
     newest last.

@@ -16,7 +16,7 @@ from gpusim_rl.settings.schema import NetworkConfig
 
 
 class Exploration:
-    """Sampler of a policy's actions, and recorder of their outcomes."""
+    """Action sampling and rollout recording for a policy."""
 
     def __init__(
         self, policy: ActorCritic, env: EnvSpec, cfg: Settings, section: str, device: torch.device, seed: int
@@ -24,7 +24,7 @@ class Exploration:
         self.policy, self.horizon, num_envs, head = policy, cfg.horizon, env.num_envs, policy.head
         self._generator = make_generator(device, seed)
         self.hidden: Hidden = policy.initial_state(num_envs)
-        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)  # at step 0 of the next rollout
+        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)  # for the next rollout
         self.noise = ActionNoise(
             cfg.noise, env, f"{section}.noise", horizon=cfg.horizon, columns=head.num_noise, device=device
         )

@@ -59,7 +59,7 @@ class Extension:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain data; an entry `episodes` is restored as None if envs begin new episodes."""
+        """Return the state as plain data; an `episodes` entry is restored as None if envs begin new episodes."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Extension:
 
 
 def extension_class(key: str, settings: Mapping[str, Any]) -> type[Extension]:
-    """Import the class of the `ppo.extensions` entry `key`; raise ConfigError if there is no such Extension."""
+    """Import the class of the `ppo.extensions` entry `key`; raise ConfigError if it is missing or not an Extension."""
     if not isinstance(settings, Mapping):
         raise ConfigError(key=key, expected="a mapping with _target_", got=settings)
     return load_class(settings.get("_target_"), Extension, f"{key}._target_", "my_extensions.Smoothness")

@@ -37,9 +37,9 @@ def most_workers() -> int:
 
 
 class Chunks:
-    """Sum of a function over chunks of indices; a single chunk except on CPUs.
+    """Summation of a function's results over chunks of indices; a single chunk except on CPUs.
 
-    On CPUs minibatch-wide operations stream activations through memory and end with a thread barrier; chunks per thread
+    On CPUs, minibatch-wide operations stream activations through memory and end in a thread barrier; chunks per thread
     stay in the caches (benchmarks/updates/update_chunks.json). Sums are in chunk order, independent of thread timing.
     With `compiled`, a single worker runs all chunks of the first call, which compiles the function.
     """
@@ -84,7 +84,7 @@ class GradientSteps:
         sequence_length: int,
         device: torch.device,
     ) -> None:
-        # the order determines the rounding of the gradient norm, and so fixed-seed runs
+        # the order determines the rounding of the gradient norm, and thus the results of fixed-seed runs
         named = sorted(policy.named_parameters(), key=lambda x: (x[0] != "head.log_std", "log_std_of_state" in x[0]))
         self._policy, self.collective = policy, context.collective
         self._configured, self._schedule = cfg.learning_rate, cfg.schedule
@@ -96,14 +96,14 @@ class GradientSteps:
         self.chunks = Chunks(device, chunk_samples(minibatch) // sequence_length, compiled=context.compile)
 
     def anneal(self, max_iterations: int) -> None:
-        """Set the learning rate of a linear schedule, which ends at 0."""
+        """Update the learning rate if the schedule is linear; it reaches 0 at `max_iterations`."""
         if self._schedule == "linear":
             self.learning_rate.copy_(self._configured * (1.0 - self.iteration / max_iterations).clamp(min=0.0))
 
     def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Pass the gradient of a minibatch, summed over chunks and processes, to the optimiser.
 
-        `weight` is the loss weight of each statistic. Return statistics, gradient norm, and whether that is non-finite.
+        `weight` is the loss weight of each statistic. Return statistics, gradient norm, and whether it is non-finite.
         """
 
         def chunk_gradient(sequences: Tensor) -> tuple[Tensor, ...]:
@@ -120,7 +120,7 @@ class GradientSteps:
         self._policy.head.clamp_()
 
     def summarize(self, steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:
-        """End an iteration; return the means of `steps` (statistics, norm) without skipped steps, and metrics."""
+        """End an iteration; return the means of statistics and norm over the applied `steps`, and metrics."""
         numbers, made = applied_steps(steps)
         self.iteration += 1
         used = made.float().sum()
@@ -130,7 +130,7 @@ class GradientSteps:
         return numbers.sum(dim=0) / used.clamp(min=1.0), stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state and the settings it depends on."""
+        """Return optimiser, schedule and counters, and the settings that determine the schedule."""
         return {
             "optimizer": self.optimizer.moments(),
             "learning_rate": self.learning_rate.clone(),

@@ -35,10 +35,10 @@ def vtrace(
     """Compute V-trace (Espeholt et al. 2018, arXiv 1802.01561, section 4.1), exact at truncations.
 
     Truncated episodes bootstrap with V(final_obs) in the advantage too, as the next target belongs to another episode.
-    For `reward` to `gamma`, see `gae`.
+    See `gae` for the arguments from `reward` to `gamma`.
 
     `log_ratio` is log(pi(a_t|s_t) / mu(a_t|s_t)) of learning policy pi and acting policy mu. `clip` limits the ratio in
-    the target (rho-bar; c-bar is 1), `advantage_clip` in the advantage (None if the loss contains the ratio).
+    the target (rho-bar; c-bar is 1), `advantage_clip` limits it in the advantage (None if the loss contains the ratio).
 
     Returns:
         Advantages, weighted by the clipped ratio, and critic targets.
@@ -60,8 +60,8 @@ def vtrace(
 class Impala(OnPolicy):
     """Actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561).
 
-    With actors, rollouts are a few updates old. Without, `delay` simulates this: env n's rollout is used n (delay + 1)
-    // num_envs rollouts later. Samples older than `max_policy_lag` updates are ignored.
+    With actors, rollouts are a few updates old. Without actors, `delay` simulates this: env n's rollout is used
+    n (delay + 1) // num_envs rollouts later. Samples older than `max_policy_lag` updates are ignored.
 
     `loss=clipped` is PPO's policy loss on V-trace advantages, with the ratio to the acting policy (as in APPO, Luo et
     al. 2020, arXiv 1912.00167, without a target network).
@@ -100,7 +100,7 @@ class Impala(OnPolicy):
 
     @torch.no_grad()
     def _exchange(self) -> Tensor:
-        """Store the rollout in the ring buffer and load the due rollout of each env; return ages [updates], [N]."""
+        """Store the rollout in the ring buffer; load the due rollout of each env and return its age [updates], [N]."""
         newest = self.steps.iteration.long() % self._ages
         self._versions.index_copy_(0, newest[None], self.steps.iteration[None])
         due = (newest - self._delay) % self._ages
@@ -111,7 +111,7 @@ class Impala(OnPolicy):
 
     @torch.no_grad()
     def prepare(self, reward: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Sequences, dict[str, Tensor]]:
-        """Evaluate the samples with the current networks, then prepare them."""
+        """Recompute values and log-ratios with the current networks, then prepare the samples."""
         rollout, policy = self.rollout, self.policy
         batch = Sequences.of(rollout, policy.normalize(rollout.obs), rollout.action)
         now = policy.evaluate(batch.inputs, batch.packed, batch.hidden, batch.is_first)

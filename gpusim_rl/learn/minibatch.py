@@ -1,4 +1,4 @@
-"""Rollouts arranged for training: packed samples in sequences, and minibatches of them."""
+"""Layout of rollouts for training: packed samples, sequences and minibatches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Samples:
     value_low: Tensor  # range of a clipped value prediction, at the scale of the network
     value_high: Tensor
     target: Tensor  # return, at the scale of the network
-    weight: Tensor  # in sums over a batch: 0 if invalid, else 1, or 1 / number of valid samples for means
+    weight: Tensor  # sample weight in batch sums: 0 if invalid, else 1, or 1 / number of valid samples for means
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class Samples:
         valid: Tensor,
         clip: float,
     ) -> Samples:
-        """Precompute values that every pass needs; `valid` is 1.0 or 0.0, `clip` the clip range of ratio and value."""
+        """Precompute values for all passes; `valid` is 1.0 or 0.0; `clip` is the clip range of ratio and value."""
         cost = -advantage
         least = torch.add(cost, cost.abs(), alpha=-clip)
         return cls(action, distribution, log_prob, cost, least, value - clip, value + clip, target, valid)
@@ -98,7 +98,7 @@ class Minibatch:
 def shuffle(
     weight: Tensor, valid: Tensor, minibatches: int, generator: torch.Generator, collective: Collective
 ) -> tuple[Tensor, ...]:
-    """Return random sequence indices for each minibatch of an epoch; set `weight` to each sample's share of its mean.
+    """Return random sequence indices per minibatch of an epoch; set `weight` to sample weights in the minibatch mean.
 
     `weight` and `valid` (1 or 0) are [steps, sequences].
     """
@@ -112,7 +112,7 @@ def shuffle(
 
 @dataclass(slots=True)
 class Sequences:
-    """Rollout arranged for training, [steps per sequence, sequences, ...]; one step if feed-forward."""
+    """Rollout arranged for training, [steps per sequence, sequences, ...]; feed-forward sequences have one step."""
 
     inputs: dict[str, Tensor]
     packed: Tensor  # output of `Samples.pack`

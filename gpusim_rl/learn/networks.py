@@ -152,7 +152,7 @@ class Trunk(nn.Module):
         return 0 if self.rnn is None else 2 if isinstance(self.rnn, nn.LSTM) else 1
 
     def initial_state(self, batch: int) -> Hidden:
-        """Return a zero state."""
+        """Return a zero recurrent state."""
         if self.rnn is None:
             return ()
         device = next(self.rnn.parameters()).device
@@ -191,7 +191,7 @@ class Trunk(nn.Module):
 class ActorCritic(Policy):
     """Policy and value function with shared or separate trunks.
 
-    The group `policy` feeds the actor; `critic`, if present, a separate critic (Pinto et al. 2017, arXiv 1710.06542).
+    The `policy` group feeds the actor; a `critic` group feeds a separate critic (Pinto et al. 2017, arXiv 1710.06542).
     """
 
     def __init__(self, cfg: Settings, env: EnvSpec, section: str = "algorithm") -> None:
@@ -226,7 +226,7 @@ class ActorCritic(Policy):
         return self.actor.rnn is not None or self.images.num_states > 0
 
     def initial_state(self, batch: int) -> Hidden:
-        """Return a zero state: older frames, actor, separate critic."""
+        """Return a zero state, in the order older frames, actor, separate critic."""
         return self.actor_state(batch) + (self.critic.initial_state(batch) if self.critic else ())
 
     def actor_state(self, batch: int) -> Hidden:

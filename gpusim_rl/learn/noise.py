@@ -19,13 +19,13 @@ class ActionNoise:
     """Standard normal noise for the actions of all envs, optionally correlated over control steps.
 
     White noise averages out: it cannot hold a gripper closed. Correlated noise has the same marginal distribution, so
-    log-probabilities are unchanged (Hollenstein et al. 2024, arXiv 2312.11091); its correlation over k steps is (1 - 1
-    / steps)^k:
+    log-probabilities are unchanged (Hollenstein et al. 2024, arXiv 2312.11091); its correlation over k steps is
+    (1 - 1 / steps)^k:
 
         held      z' = z, or with probability 1 / steps a new number
         coloured  z' = (1 - 1 / steps) z + sqrt(1 - (1 - 1 / steps)^2) x a new number
 
-    Episodes start from fresh noise. `columns` beyond the actions are always white.
+    Each episode starts with fresh noise. `columns` beyond the actions are always white.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ActionNoise:
             hint = f"Try {key}.steps=[{cfg.steps[0]:g}], one for all actions"
             raise ConfigError(key=f"{key}.steps", expected=expected, got=cfg.steps, hint=hint)
         self._actions = space.size
-        more = space.size if self._lasts and self._held else 0  # decide between new and held numbers
+        more = space.size if self._lasts and self._held else 0  # numbers that choose between new and held noise
         self._drawn = torch.zeros(horizon, num_envs, columns + more, device=device)
         self.now = torch.zeros(num_envs, columns, device=device)  # noise of the next step
         self._ended = torch.ones(num_envs, dtype=torch.bool, device=device)
@@ -79,7 +79,7 @@ class ActionNoise:
         self.now.copy_(torch.cat([lasting, drawn[:, self._actions : columns]], dim=1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the noise that the next rollout depends on."""
+        """Return the current noise and the mask of ended episodes; empty if the noise is white."""
         return {"now": self.now.clone(), "ended": self._ended.clone()} if self._lasts else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

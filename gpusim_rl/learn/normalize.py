@@ -21,7 +21,7 @@ def moments(
 
 
 class RunningNormalizer(nn.Module):
-    """Normalises features by the running mean and variance of all batches; `eps` is added to the variance.
+    """Feature normalisation by the running mean and variance of all batches; `eps` is added to the variance.
 
     Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), for any batch size.
     Sums are float64, around the batch mean: an offset of 1e6 costs no precision.
@@ -41,7 +41,7 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("var", torch.ones(size, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        # float32 copies: `forward` runs in every step, statistics change once per iteration
+        # float32 copies: `forward` runs in every step, but statistics change once per iteration
         for name in ("_mean", "scale", "_inverse_scale"):
             self.register_buffer(name, torch.zeros(size), persistent=False)
         self._update_copies()
@@ -95,7 +95,7 @@ class RunningNormalizer(nn.Module):
 
 
 class DifferenceNormalizer(RunningNormalizer):
-    """Divides features by their running mean absolute value; zeros stay zeros."""
+    """Feature scaling by the running mean absolute value; zeros stay zeros."""
 
     def update(self, x: Tensor, where: Tensor | None = None, collective: Collective = ALONE) -> None:
         """Merge the batches of all processes."""

@@ -59,7 +59,7 @@ class OffPolicy(Algorithm):
     num_noise: ClassVar[int] = 0
     """Random numbers per env and step in addition to the action noise."""
     actor_losses: ClassVar[tuple[str, ...]] = ()
-    """Names of the outputs of `actor_loss`, the loss first."""
+    """Names of the values that `actor_loss` returns, starting with the loss."""
 
     cfg: Any
     """An `OffPolicyConfig`."""
@@ -166,7 +166,7 @@ class OffPolicy(Algorithm):
         return torch.where(starts, uniform, self.explore(outputs, noise))
 
     def explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """Return the actor's actions with noise."""
+        """Return exploratory actions for the actor's outputs and noise."""
         raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
@@ -198,7 +198,7 @@ class OffPolicy(Algorithm):
         self.replay.exchange()
 
     def update(self) -> dict[str, Tensor]:
-        """Learn from `horizon * updates` batches; return mean statistics, 0-dim device tensors."""
+        """Learn from `horizon * updates` batches; return metrics, 0-dim device tensors."""
         cfg, number = self.cfg, self.horizon * self.cfg.updates
         stored = self.replay.fill * self.num_envs
         waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one n-step window
@@ -259,7 +259,7 @@ class OffPolicy(Algorithm):
         return [Batch(*row) for row in rows]
 
     def _look(self, batch: Batch, moves_actor: bool) -> None:
-        """Append image features to the group `policy`, with gradients where they train the encoder."""
+        """Append image features to the `policy` group, with gradients where they train the encoder."""
         policy = self.policy
         assert policy.encoder is not None
         self.replay.with_frames(batch)
@@ -333,7 +333,7 @@ class OffPolicy(Algorithm):
             target = torch.addcmul(batch.reward, batch.discount, value)
             return target, target
         probabilities = outputs.softmax(dim=-1)
-        if self.cfg.clipped:  # the distribution with the lower mean
+        if self.cfg.clipped:  # use the distribution with the lower mean
             lowest = value.argmin(dim=0)[None, :, None].expand(1, -1, probabilities.shape[-1])
             probabilities = probabilities.gather(0, lowest)[0]
         else:
@@ -382,7 +382,7 @@ class OffPolicy(Algorithm):
 
     @torch.no_grad()
     def _look_at_new_frames(self) -> dict[str, Tensor]:
-        """Update observation statistics; return sums that are finite only if all frames are."""
+        """Update observation statistics; return sums of observations and rewards, for the finite check."""
         obs, valid, reward = self.replay.latest(self.horizon)
         for group, norm in self.policy.obs_norm.items():
             norm.update(obs[group].flatten(0, 1), valid.flatten(), self.collective)  # type: ignore[operator]
@@ -409,7 +409,7 @@ class OffPolicy(Algorithm):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the training state, with the replay memory if `replay.save`."""
+        """Return the training state, including the replay memory if `replay.save` is set."""
         save = self.cfg.replay.save
         return {
             "critic_optimizer": self.critic_optimizer.moments(),
@@ -455,5 +455,5 @@ class OffPolicy(Algorithm):
 
 
 def _means(names: Sequence[str], numbers: Tensor, bad: Tensor) -> dict[str, Tensor]:
-    """Return column means over updates; bad updates count as 0."""
+    """Average each column over updates; updates with a non-finite gradient count as 0."""
     return dict(zip(names, numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind(), strict=True))

@@ -30,23 +30,23 @@ from gpusim_rl.learn.rollout import gae
 from gpusim_rl.machine.compiled import Compiled
 
 SOFT_BOUND = 1.1
-"""Action means beyond +-1.1 are penalised by the bounds loss, as in rl_games: actions are clipped at 1."""
+"""Limit of action means; the bounds loss penalises larger magnitudes, as in rl_games: actions are clipped at 1."""
 
 
 class OnPolicy(Algorithm):
     """Base class of algorithms that learn from a rollout of the newest policy, including BC and distillation.
 
-    The loss is a mean over the valid samples of a batch, by default of the whole rollout, with policy -log pi(a|s) A:
+    The loss is the mean over the valid samples of a batch (by default, the whole rollout); policy is -log pi(a|s) A:
 
         policy + 0.5 value_coef * value + bounds_coef * bounds - entropy_coef * entropy
 
-    Observation statistics are updated after the optimiser steps, so that the learning policy is the one that acted;
-    return statistics before them, so that critic targets always have unit scale. Sums over samples cover all
-    data-parallel processes. A step with a non-finite gradient is skipped and counted.
+    Observation statistics are updated after the optimiser steps, so that the learning policy is the one that acted.
+    Return statistics are updated before them, so that critic targets always have unit scale. Sums over samples cover
+    all data-parallel processes. A step with a non-finite gradient is skipped and counted.
 
     Attributes:
-        exploration: Samples and records actions.
-        rollout: Record of the current iteration.
+        exploration: Action sampling and rollout recording.
+        rollout: Rollout of the current iteration.
         steps: Optimiser steps.
         losses: Names of the statistics that `chunk_loss` returns, in order.
         num_sequences: Sequences per rollout; single samples if feed-forward.
@@ -96,7 +96,7 @@ class OnPolicy(Algorithm):
         return {**weights, "loss/bounds": cfg.bounds_coef, "policy/entropy": -cfg.entropy_coef}
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Set the statistics of a step and their loss weights."""
+        """Set the names of a step's statistics and their loss weights."""
         self.losses = tuple(weights)
         self._coefficients = torch.tensor([*weights.values()], device=self.device)
         self._logged = {name for name in self.losses[2:] if not weights[name]}  # no gradient
@@ -128,7 +128,7 @@ class OnPolicy(Algorithm):
 
     @torch.no_grad()
     def prepare(self, reward: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Sequences, dict[str, Tensor]]:
-        """Return sequences and metrics for rewards and loss inputs, [T, N, ...] each."""
+        """Compute advantages and targets from rewards and loss inputs, [T, N, ...]; return sequences and metrics."""
         policy, cfg, rollout = self.policy, self.cfg, self.rollout
         counts, valid = rollout.valid, rollout.valid.float()
         value, next_value = (policy.denormalize_value(x) for x in (rollout.value, self._next_value()))
@@ -167,7 +167,7 @@ class OnPolicy(Algorithm):
         return rollout.next_values(last_value, torch.stack(final_values))
 
     def advantages(self, *rollout: Tensor) -> tuple[Tensor, Tensor]:
-        """Return advantages and critic targets, [T, N]; takes the tensors of `gae`."""
+        """Return advantages and critic targets, [T, N]; takes the tensor arguments of `gae`."""
         return gae(*rollout, gamma=self.cfg.gamma, gae_lambda=self.cfg.gae_lambda)
 
     def step(self, batch: Sequences, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +210,7 @@ class OnPolicy(Algorithm):
         }
 
     def describe(self) -> dict[str, str]:
-        """Return network and batch."""
+        """Return the banner lines for network and batch."""
         return self.exploration.describe(self.cfg.network, self._describe_steps())
 
     def _describe_steps(self) -> str:

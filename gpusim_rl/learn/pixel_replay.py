@@ -17,7 +17,7 @@ from gpusim_rl.learn.algorithm import EnvSpec
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions, ends_by_time
 
 BLOCK = 8
-"""Consecutive frames compressed together; larger blocks save memory, but are slower to sample."""
+"""Number of consecutive frames compressed together; larger blocks save memory, but are slower to sample."""
 
 RATIO = 3
 """Compression ratio of rendered frames (benchmarks/updates/pixel_replay.json)."""
@@ -35,7 +35,7 @@ class PlainFrames:
         self._memory.index_copy_(0, slots, frames)
 
     def read(self, index: Int[Tensor, " n"]) -> UInt8[Tensor, "n *shape"]:
-        """Return frames at slot * N + env; final frames are at (T + row) * N + env."""
+        """Return the frames at indices slot * N + env; final observations are at (T + row) * N + env."""
         return self._memory.flatten(0, 1).index_select(0, index)
 
     def state_dict(self, fill: int) -> dict[str, Tensor]:
@@ -153,13 +153,13 @@ class PixelReplay(Replay):
             self.frames[group] = CompressedFrames(*size) if packed else PlainFrames(*size, device)
         self._back = torch.arange(1, stack, device=device)[:, None]
         frame = sum(map(math.prod, env.images.values()))
-        self.bytes_drawn = 2 * stack * frame  # per transition
+        self.bytes_drawn = 2 * stack * frame  # bytes per transition
         slots = num_steps // (RATIO if compress else 1) + rows
         self.expected_bytes += slots * env.num_envs * frame
 
     @torch.no_grad()
     def extend(self, steps: Trajectory) -> None:
-        """Store consecutive steps, with the newest frames, uint8 [T, N, H, W, C]."""
+        """Store consecutive steps; image observations are single frames, uint8 [T, N, H, W, C]."""
         _, slot, row = self.next_places(len(steps.reward))
         cut = ends_by_time(steps)
         for group, frames in self.frames.items():
@@ -179,7 +179,7 @@ class PixelReplay(Replay):
         return drawn, following
 
     def _stacks(self, newest: Tensor, env: Tensor) -> tuple[Tensor, Tensor]:
-        """Return frame indices of stacks that end at `newest`, [stack, batch], and a mask of incomplete ones."""
+        """Return frame indices of stacks that end at `newest`, [stack, batch], and a mask of incomplete stacks."""
         steps, envs, last, oldest = self.num_steps, self.num_envs, self.total - 1, self.total - self.fill
         final = newest >= steps * envs
         # the control step that follows each frame
@@ -187,7 +187,7 @@ class PixelReplay(Replay):
         ended = self._final_step.take((newest - steps * envs).clamp_(min=0))
         time = torch.where(final, ended + 1, seen)
         before = time - self._back
-        # whether a frame is of the same episode; always true one step before a final observation
+        # whether a frame belongs to the same episode; always true one step before a final observation
         inside = self.ends.take(before.remainder(steps) * envs + env) == 0
         inside = (inside | (final & (self._back == 1))) & (before >= oldest)
         length = inside.cumprod(dim=0).sum(dim=0)

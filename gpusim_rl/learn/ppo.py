@@ -46,7 +46,7 @@ def _at_least(x: Tensor, low: Tensor) -> Tensor:
 
 
 class AdaptiveRate:
-    """Adapts a learning rate within [low, high] to the policy's KL divergence [nat] by rl_games' rule.
+    """Adaptation of a learning rate within [low, high] to the policy's KL divergence [nat], by rl_games' rule.
 
     The rate is divided by 1.5 above twice the threshold and multiplied by 1.5 below half of it; a KL of 0 (no valid
     sample) or NaN leaves it unchanged.
@@ -65,7 +65,7 @@ class AdaptiveRate:
 
 
 class PPO(OnPolicy):
-    """PPO: `epochs` passes over a rollout in minibatches; AMP is PPO with the extension `style`."""
+    """PPO: `epochs` passes over a rollout in minibatches; AMP is PPO with the `style` extension."""
 
     Config = PPOConfig
 
@@ -83,7 +83,7 @@ class PPO(OnPolicy):
             sizes = {name: size for name, size in env.obs_sizes.items() if name in groups or name not in hidden}
             return dataclasses.replace(env, obs_sizes=sizes)
 
-        # The order of weight initialisations determines fixed-seed runs: the teacher's come before the policy's.
+        # The order of weight initialisations affects fixed-seed runs: the teacher is built before the policy.
         teacher = Teacher(cfg, seen(*Teacher.groups), context, device) if used["teacher"] else None
         super().__init__(cfg, seen(), context, **rest)
         self.clip = cfg.clip

@@ -27,7 +27,7 @@ CONTENT: dict[str, type] = {"kind": str, "latents": int, "groups": dict, "made":
 PIXELS = 1 << 21
 """Input pixels encoded at a time, to bound memory."""
 SIDE = 224
-"""Height and width of ImageNet's images [pixels]."""
+"""Height and width of ImageNet inputs [pixels]."""
 
 
 class Pretrained(nn.Module):
@@ -81,7 +81,7 @@ class ImageNet(nn.Module):
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch features"]:
         """Return features averaged over the image."""
         x = functional.interpolate(x, size=(SIDE, SIDE), mode="bilinear", antialias=True)
-        features = self.layers((x - self.mean) / self.deviation)  # one channel becomes three
+        features = self.layers((x - self.mean) / self.deviation)  # broadcasts one channel to three
         return features if features.ndim == 2 else features.mean(dim=(2, 3))
 
 
@@ -117,7 +117,7 @@ _LOAD: dict[str, Callable[[], tuple[ImageNet, int]]] = dict(
 
 
 def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.device) -> Pretrained:
-    """Load a frozen encoder for a task's images; `name` is a file or in `IMAGENET_ENCODERS`.
+    """Load a frozen encoder for a task's images; `name` is a file or one of `IMAGENET_ENCODERS`.
 
     Raises:
         ConfigError: The file is missing, damaged or for other images, or a package is missing.

@@ -9,7 +9,7 @@ from torch import Tensor
 from gpusim_rl.learn.replay import Replay, Transitions
 
 BLOCK = 64
-"""Slots per block; a draw picks a block by its sum, then a slot."""
+"""Slots per block; sampling picks a block by its priority sum, then a slot."""
 _SMALLEST = 1e-6  # keeps every priority above 0
 
 
@@ -69,7 +69,7 @@ class Priorities:
         weight: Float[Tensor, " batch"],
         hold: Bool[Tensor, ""],
     ) -> None:
-        """Update priorities at slot * N + env unless `hold`; the largest finite error of duplicate indices counts."""
+        """Update priorities at slot * N + env unless `hold`; for duplicate indices, the largest finite error counts."""
         new = ((error + _SMALLEST) ** self.alpha).masked_fill_(weight == 0.0, 0.0)
         new = torch.where(new.isfinite() & ~hold, new, self.values.take(index))
         # amax makes duplicate indices deterministic on a GPU

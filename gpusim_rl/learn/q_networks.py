@@ -55,7 +55,7 @@ class _OwnFeatures(nn.ModuleList):
 
 
 class Critic(nn.Module):
-    """Ensemble of Q functions of a normalised observation and an action, with `options` values each.
+    """Ensemble of Q functions of normalised observations and actions; each returns `options` values.
 
     With `atoms`, outputs are logits of a return distribution (C51: Bellemare et al. 2017, arXiv 1707.06887).
     """
@@ -104,7 +104,7 @@ class Critic(nn.Module):
 
 
 class DiscreteCritic(Critic):
-    """Q functions of all options of discrete actions.
+    """Ensemble of Q functions for discrete actions; each returns the values of all options.
 
     Q values (or logits) of several choices are averaged over the chosen options (Seyde et al. 2023, arXiv 2210.12566).
     """
@@ -154,7 +154,7 @@ class DiscreteCritic(Critic):
         return per_choice.squeeze(3) if single else per_choice.mean(dim=3)
 
     def best(self, outputs: Float[Tensor, "members batch outputs options"]) -> Int[Tensor, "batch choices"]:
-        """Return each choice's best option by the critics' mean value, given all outputs."""
+        """Return each choice's option with the highest mean value over critics; `outputs` comes from `options`."""
         value = outputs.squeeze(2) if self.support is None else self.value(outputs.mT)
         value = value[0] if self.members == 1 else value.mean(dim=0)
         if len(self.counts) == 1:
@@ -217,9 +217,9 @@ def actor_and_critic(
 class QPolicy(Policy):
     """Critics with target networks, normalisers, and an actor unless the critics choose actions.
 
-    The group `policy` feeds the actor; `critic`, if present, the critics (Pinto et al. 2017, arXiv 1710.06542). Image
-    features are appended to `policy`. Critics that see images train the encoder and share it with the target critics
-    (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645); otherwise the actor trains it.
+    The `policy` group feeds the actor; the `critic` group, if present, feeds the critics (Pinto et al. 2017, arXiv
+    1710.06542). Image features are appended to `policy`. Critics that see images train the encoder and share it with
+    the target critics (DrQ-v2: Yarats et al. 2021, arXiv 2107.09645); otherwise the actor trains it.
     """
 
     actor: ActorNetwork | None

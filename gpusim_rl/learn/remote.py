@@ -54,7 +54,7 @@ class Remote(ABC):
         return self.algorithm.policy.state_dict()
 
     def receive(self, envs: slice, recording: Sequence[Tensor]) -> None:
-        """Copy an actor's `recording` into these envs of the learner."""
+        """Copy an actor's `recording` into the slice `envs` of the learner's envs."""
         for (memory, dim), sent in zip(self.recording(), recording, strict=True):
             memory.narrow(dim, envs.start, envs.stop - envs.start).copy_(sent, non_blocking=True)
 
@@ -63,7 +63,7 @@ class Remote(ABC):
 
 
 class RemoteImpala(Remote):
-    """IMPALA: actors send their rollout memory."""
+    """Remote interface of IMPALA: actors send their rollouts."""
 
     algorithm: Impala
 
@@ -92,12 +92,12 @@ class RemoteImpala(Remote):
         return list(actions)
 
     def recording(self) -> list[tuple[Tensor, int]]:
-        """Return the rollout memory."""
+        """Return the rollout's tensors, each with its env dimension."""
         return self.algorithm.rollout.memory()
 
 
 class RemoteOffPolicy(Remote):
-    """Off-policy algorithms: actors send steps, and the learner stores them as its own.
+    """Remote interface of off-policy algorithms: actors send steps, and the learner stores them like its own steps.
 
     `EnvSpec.max_episode_length` is at most the horizon, as successive rollouts come from different actors.
     """
@@ -129,18 +129,18 @@ class RemoteOffPolicy(Remote):
         return [algorithm.choose(rows) for algorithm, rows in zip(algorithms, split, strict=True)]
 
     def recording(self) -> list[tuple[Tensor, int]]:
-        """Return the steps of the rollout."""
+        """Return the rollout's tensors, each with env dimension 1."""
         return [(tensor, 1) for tensor in tree_leaves(self._rollout)]
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return acting networks and transition count."""
+        """Return the weights of the acting networks, and the transition count."""
         algorithm = self.algorithm
         unused = ("target_", "critic.") if algorithm.policy.actor is not None else ("target_",)
         acting = {name: x for name, x in algorithm.policy.state_dict().items() if not name.startswith(unused)}
         return {**acting, TRANSITIONS: algorithm.steps * algorithm.num_envs}
 
     def end_receiving(self) -> None:
-        """Store the rollouts."""
+        """Store the received rollouts in the replay memory."""
         rollout, last = self._rollout, self.algorithm.horizon - 1
         # Bootstrap from `final_obs` of the last step: the env's next rollout belongs to another episode.
         rollout.truncated[last].logical_or_(~(rollout.terminated[last] | rollout.diverged[last]))

@@ -22,7 +22,7 @@ TERMINATED, TRUNCATED, DIVERGED = 1, 2, 4  # bit flags in `Replay.ends`
 
 @dataclass(slots=True)
 class Transitions:
-    """n-step transitions in random order."""
+    """Randomly sampled n-step transitions."""
 
     obs: dict[str, Tensor]
     """Raw observations [batch, size]; images as frame indices [batch, frames] until `with_frames`."""
@@ -159,10 +159,10 @@ class Replay:
         """Do nothing; `HostReplay` transfers data here."""
 
     def with_frames(self, drawn: Transitions) -> None:
-        """Replace frame indices with images in sampled transitions."""
+        """Replace frame indices with images in sampled transitions; a no-op without images."""
 
     def next_places(self, number: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Int[Tensor, " n"]]:
-        """Return the numbers of the next steps, their slots, and the rows for their final observations."""
+        """Return the indices of the next `number` steps, their slots, and the rows for their final observations."""
         time = self.total + torch.arange(number, device=self.device)
         return time, time % self.num_steps, time // self._episode % self._rows
 
@@ -172,7 +172,7 @@ class Replay:
         (time, slot, row), cut = self.next_places(len(steps.reward)), ends_by_time(steps)
         place, behind = ((x * self.num_envs)[:, None] + self._envs for x in (slot, row))
         ended = torch.where(cut, time[:, None], -1).flatten()
-        self._final_step.view(-1).scatter_reduce_(0, behind.flatten(), ended, "amax")  # the last one in each row wins
+        self._final_step.view(-1).scatter_reduce_(0, behind.flatten(), ended, "amax")  # the latest in each row wins
         cut &= self._final_step.take(behind) == time[:, None]
         where = torch.where(cut, behind + self.num_steps * self.num_envs, place).flatten()
         for group, memory in self.obs.items():
@@ -217,7 +217,7 @@ class Replay:
 
     @torch.no_grad()
     def at(self, index: Int[Tensor, " batch"]) -> Transitions:
-        """Return transitions that start at slot * N + env; incomplete ones have weight 0."""
+        """Return the transitions that start at indices slot * N + env; incomplete transitions have weight 0."""
         slot = index.div(self.num_envs, rounding_mode="floor")
         last = self.total - 1
         first = last - (last - slot).remainder_(self.num_steps)
@@ -240,7 +240,7 @@ class Replay:
         last = time[0] + steps - 1
         row = last.div(self._episode, rounding_mode="floor").remainder_(self._rows)
         cut = end == TRUNCATED
-        # overwritten in an env without a time limit, or within an actor's rollout
+        # final observation overwritten: in an env without a time limit, or within an actor's rollout
         lost = cut & (self._final_step.take(row * envs + env) != last)
         weight = ((end & DIVERGED) == 0) & ~lost & whole
 

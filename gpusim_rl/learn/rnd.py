@@ -19,13 +19,13 @@ from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.schema import PPOConfig
 
-DISCOUNT = 0.99  # with `normalize`: discount per step of the reward sums whose standard deviation scales rewards
+DISCOUNT = 0.99  # with `normalize`: discount of the reward sums by whose standard deviation rewards are divided
 
 
 class RandomDistillation(Extension):
     """Intrinsic reward: a predictor's error on a fixed random network's features, times weight and control step [s].
 
-    Both networks see the observation after the step, from the new episode where one ended.
+    Both networks see the observation after the step; where an episode ended, the first one of the new episode.
     """
 
     def __init__(self, cfg: PPOConfig, env: EnvSpec, context: LearnerContext, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class RandomDistillation(Extension):
         self.optimizer = MaskedAdamW([*self.predictor.parameters()], rnd.learning_rate)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps since training began
         self.discounted = torch.zeros(env.num_envs, device=device)  # discounted reward sum per env
-        self.mean = torch.zeros((), device=device)  # mean reward per step
+        self.mean = torch.zeros((), device=device)  # mean intrinsic reward per step
         self._time = torch.arange(cfg.horizon, device=device)
         self._states: Tensor | None = None
         self._rollout: Rollout | None = None
@@ -95,7 +95,7 @@ class RandomDistillation(Extension):
         return {"loss/rnd": loss, "rnd/reward": self.mean.clone()}
 
     def describe(self) -> dict[str, str]:
-        """Return group, weight and schedule."""
+        """Return the banner line: group, weight and schedule."""
         cfg = self._cfg
         course = "" if cfg.schedule == "constant" else f", {cfg.schedule} to {cfg.final_weight:g} at step {cfg.end}"
         return {"rnd": f"new states of {self.group}, weight {cfg.weight:g}/s{course}"}

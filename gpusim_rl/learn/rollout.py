@@ -28,7 +28,7 @@ def gae(
         next_value: V after step t, before any reset: V(final_obs) where truncated.
         terminated: The task ended the episode: no bootstrap.
         done: The episode ended.
-        valid: Mask of valid samples; invalid ones have advantage 0, and the trajectory ends before them.
+        valid: Mask of valid samples; invalid samples have advantage 0, and the trajectory ends before them.
         gamma: Discount per step.
         gae_lambda: Weight of longer returns.
 
@@ -49,9 +49,9 @@ def gae(
 class Rollout:
     """T steps of N envs, time-major, in preallocated memory.
 
-    The time limit ends an env's episode at most once in `max_episode_length` steps, so one slot per that many steps
-    holds `final_obs`, or zeros. The critic evaluates all slots in one batch at the end, with images if `valued_images`.
-    The recurrent state before each sequence is kept; `sequence_length` divides T.
+    The time limit ends an env's episode at most once in `max_episode_length` steps, so there is one `final_obs` slot
+    per that many steps, zero if unused. The critic evaluates all slots in one batch at the end, with images if
+    `valued_images`. The recurrent state before each sequence is kept; `sequence_length` divides T.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Rollout:
         num_actions, uint8 = env.action_space.size, torch.uint8
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
         self.obs |= {group: empty(time, envs, *shape, dtype=uint8) for group, shape in env.images.items()}
-        # One operation writes each of these; the rest are views.
+        # Each of these is written by one operation; the other attributes are views.
         self._drawn = empty(time, envs, num_actions + num_parameters)
         self._numbers = empty(time, 2, envs)
         self._masks = empty(time, 4, envs, dtype=torch.bool)
         self._begins = empty(envs, dtype=torch.bool)  # an episode begins with the first step
         # Recurrent state before each sequence, [sequences, layers, N, size]
         self.hidden = tuple(empty(time // sequence_length, *h.shape, dtype=h.dtype) for h in initial_hidden)
-        # Observations for the critic alone (`last_obs`, `final_obs`), and recurrent state before each
+        # Observations for the critic alone (`last_obs`, `final_obs`), and recurrent state before each of them
         later = 1 + self.slots
         self.later_obs = {group: empty(later, envs, size) for group, size in env.obs_sizes.items()}
         if valued_images:

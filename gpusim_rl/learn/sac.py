@@ -22,7 +22,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 @dataclass(slots=True)
 class SquashedGaussian:
-    """scale * tanh(u) for a diagonal Gaussian u."""
+    """Distribution of scale * tanh(u), where u is a diagonal Gaussian."""
 
     mean: Float[Tensor, "*batch actions"]
     """Mean of u."""
@@ -52,7 +52,7 @@ class SquashedGaussian:
 
 
 class SACPolicy(QPolicy):
-    """Actor with a `SquashedGaussian`, and critics."""
+    """Squashed-Gaussian actor and its critics."""
 
     actor: ActorNetwork  # type: ignore[reportIncompatibleVariableOverride]
 
@@ -61,14 +61,14 @@ class SACPolicy(QPolicy):
         self._scale, self._range = cfg.action_scale, (cfg.log_std_min, cfg.log_std_max)
 
     def distribution(self, outputs: Float[Tensor, "*batch outputs"]) -> SquashedGaussian:
-        """Build the distribution; tanh limits the log-std, with a gradient everywhere."""
+        """Build the distribution; tanh bounds the log-std, with a non-zero gradient everywhere."""
         mean, spread = outputs.chunk(2, dim=-1)
         low, high = self._range
         return SquashedGaussian(mean, 0.5 * (low + high + (high - low) * torch.tanh(spread)), self._scale)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Return the mode or samples for raw observations [batch, size]."""
+        """Return modes or sampled actions for raw observations [batch, size]."""
         outputs, hidden = self.outputs(obs, hidden)
         distribution = self.distribution(outputs)
         if deterministic:
@@ -138,7 +138,7 @@ class SAC(OffPolicy):
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; a changed or fixed `alpha` setting overrides the saved one."""
+        """Restore `state_dict`; a changed or fixed `alpha` setting overrides the saved value."""
         super().load_state_dict(state)
         if self.cfg.learn_alpha and state["configured_alpha"] == self.cfg.alpha:
             self.log_alpha.copy_(state["log_alpha"])

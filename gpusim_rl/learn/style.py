@@ -1,7 +1,7 @@
 """Adversarial motion priors: a discriminator rewards reference-like motion (Peng et al. 2021, arXiv 2104.02180).
 
 The task provides two more observation groups: `style`, features of the agent's recent motion, and `reference`, features
-at random times of a reference motion.
+of a reference motion at random times.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Discriminator(nn.Module):
     def with_gradient(
         self, x: Float[Tensor, "batch size"], since: int
     ) -> tuple[Float[Tensor, " batch"], Float[Tensor, "rest size"]]:
-        """Return the scores of all rows, and their gradients with respect to the features of rows from `since` on.
+        """Return the scores of all rows, and the gradients of rows from `since` on with respect to their features.
 
         The chain rule is written out, so no kernel needs a second derivative, and torch.compile works.
         """
@@ -95,7 +95,7 @@ class FeatureReplay(nn.Module):
 
     rows: Tensor
     valid: Tensor  # False for rows of diverged envs
-    filled: Tensor  # rows written so far, int64 []
+    filled: Tensor  # number of rows written, at most the capacity, int64 []
     _place: Tensor
 
     def __init__(self, capacity: int, size: int) -> None:
@@ -115,7 +115,7 @@ class FeatureReplay(nn.Module):
         self.filled.add_(number).clamp_(max=capacity)
 
     def draw(self, unit: Float[Tensor, " batch"]) -> tuple[Float[Tensor, "batch size"], Bool[Tensor, " batch"]]:
-        """Return the rows that uniform numbers in [0, 1) select, and a mask of the valid ones."""
+        """Return the rows that uniform numbers in [0, 1) select, and a mask of valid rows."""
         places = torch.minimum((unit * self.filled).long(), self.filled - 1)
         return self.rows.index_select(0, places), self.valid.index_select(0, places)
 
@@ -132,7 +132,7 @@ class FeatureReplay(nn.Module):
 
 
 class Style(Extension):
-    """Style reward from a discriminator trained next to the policy.
+    """Style reward from a discriminator trained alongside the policy.
 
         reward = task_weight * task reward + style_weight * reward(D(style))
 
@@ -146,7 +146,7 @@ class Style(Extension):
     reference is zeros, and the gradient penalty applies to the agent (ADD, Zhang et al. 2025, arXiv 2505.04961).
 
     Raises:
-        ConfigError: The task lacks these observation groups.
+        ConfigError: The task lacks the `style` or `reference` observation group.
     """
 
     groups = (STYLE, REFERENCE)
@@ -250,7 +250,7 @@ class Style(Extension):
         return torch.stack([loss, penalty, agent_rejected, reference_accepted])
 
     def describe(self) -> dict[str, str]:
-        """Return features, network and weights."""
+        """Return the banner line: features, network and weights."""
         cfg = self.cfg
         layers = f"{'x'.join(map(str, cfg.discriminator.hidden))} {cfg.discriminator.activation}"
         features = f"{self.replay.rows.shape[1]} {'differences' if cfg.difference else 'features'}"

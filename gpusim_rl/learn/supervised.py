@@ -69,7 +69,7 @@ class BC(OnPolicy):
         return self.cfg.gradient_steps
 
     def _load(self, env: EnvSpec) -> tuple[Sequences, Sequences | None, str]:
-        """Read and split the demonstrations, set the observation statistics; return both parts and the digest."""
+        """Split the demonstrations and set the observation statistics; return training part, held-out part, digest."""
         key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
             hint = f"Try {key}=<file.npz> from gpusim-rl collect"
@@ -134,9 +134,9 @@ class BC(OnPolicy):
 class Distill(OnPolicy):
     """Policy distillation: regression on a teacher's mean actions in the student's states.
 
-    The student acts, the teacher labels (DAgger, Ross et al. 2011, arXiv 1011.0686, with beta = 0; Rusu et al. 2016,
-    arXiv 1511.06295). Gradients pass through `sequence_length` control steps. A minibatch mixes all times of the
-    rollout, since all envs may need the same action at the same time.
+    The student acts and the teacher labels its states (DAgger, Ross et al. 2011, arXiv 1011.0686, with beta = 0; Rusu
+    et al. 2016, arXiv 1511.06295). Gradients pass through `sequence_length` control steps. A minibatch mixes steps from
+    the whole rollout, since all envs may need the same action at the same time.
     """
 
     Config = DistillConfig
@@ -144,7 +144,7 @@ class Distill(OnPolicy):
     cfg: DistillConfig
 
     def __init__(self, cfg: Any, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
-        # The order of weight initialisations determines fixed-seed runs: the teacher's come first.
+        # The order of weight initialisations affects fixed-seed runs: the teacher is built first.
         self.labels = Labels(env, context, "teacher", cfg.teacher, cfg.horizon, rest["device"])
         super().__init__(cfg, _seen(env), context, **rest)
 

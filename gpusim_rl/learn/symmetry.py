@@ -25,7 +25,7 @@ AUGMENTED = ("loss/policy", "loss/value", "loss/bounds")
 
 
 class Symmetry(Extension):
-    """Adds mirror images to PPO's minibatches (Mittal et al. 2024, arXiv 2403.04359).
+    """Mirror images in PPO's minibatches, and a mirror loss (Mittal et al. 2024, arXiv 2403.04359).
 
     A mirror image shares advantage, value, target and old log-probability with its sample. Its raw observations are
     mirrored, then normalised by the statistics of the originals.
@@ -56,7 +56,7 @@ class Symmetry(Extension):
         raise ConfigError(problem, key=key, hint=f"Try {key}.augment=false {key}.mirror_loss=0")
 
     def image(self, name: str, values: Tensor) -> Tensor:
-        """Mirror raw observations of a group, `actions`, or images, uint8 [*batch, height, width, channels]."""
+        """Mirror actions (`name="actions"`), or a group's raw observations or uint8 images [*batch, H, W, channels]."""
         if values.dtype == torch.uint8:
             return values.flip(-2)
         index, signs, terms = self._maps[name]
@@ -86,7 +86,7 @@ class Symmetry(Extension):
         return folded, EvaluatedActions(now.log_prob[:1], now.entropy[:1], now.distribution[:1], now.value[:1])
 
     def describe(self) -> dict[str, str]:
-        """Return mode and asymmetry."""
+        """Return the banner line: modes and asymmetry."""
         modes = ["mirrored samples"] * self._cfg.augment
         modes += [f"mirror loss {self._cfg.mirror_loss:g}"] * (self._cfg.mirror_loss > 0.0)
         return {"symmetry": f"{', '.join(modes)}; robot asymmetry {100 * self._asymmetry:.2g} %"}

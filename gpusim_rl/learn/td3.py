@@ -38,7 +38,7 @@ class TD3(OffPolicy):
 
     FastTD3 (Seo et al. 2025, arXiv 2505.22642): many envs, large batches, `network.atoms`, a noise scale per env and
     episode. DDPG (Lillicrap et al. 2016, arXiv 1509.02971): `network.critics=1 policy_delay=1 smoothing=0`. Fujimoto's
-    actor maximises the first critic only; here, `clipped` selects their minimum or mean.
+    actor maximises the first critic only; here, `clipped` selects the critics' minimum or mean.
     """
 
     Config = TD3Config

@@ -79,7 +79,7 @@ class Labels:
         return {"digest": self._digest, "hidden": [state.clone() for state in self.hidden]}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore `state_dict`; a different teacher, or None, starts new episodes."""
+        """Restore `state_dict`; reset the recurrent state if `state` is None or from a different teacher."""
         if state is not None and state["digest"] != self._digest:
             warn("the teacher differs from the one used before the resume")
             state = None
@@ -119,7 +119,7 @@ class Teacher(Extension):
         return {**terms, IMITATION: distance.mean(dim=-1)}, now
 
     def describe(self) -> dict[str, str]:
-        """Return teacher and weight."""
+        """Return the banner line: teacher and weight."""
         cfg = self._cfg
         schedule = f", 0 from step {cfg.end} on" if cfg.end else ""
         return {"teacher": f"{cfg.run}, observes {self.labels.group}, weight {cfg.weight:g}{schedule}"}
@@ -134,7 +134,7 @@ class Teacher(Extension):
         self.labels.load_state_dict(state["episodes"])
 
 
-ACTING = "actor.", "head.", "encoder.", "obs_norm.policy."  # prefixes of acting parameters
+ACTING = "actor.", "head.", "encoder.", "obs_norm.policy."  # prefixes of the parameters that determine actions
 
 
 def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerContext, name: str) -> None:

@@ -29,7 +29,7 @@ class VAE(nn.Module):
     background: Tensor
     """Mean of each pixel, [channels, height, width]."""
     spread: Tensor
-    """Standard deviation of each pixel."""
+    """Standard deviation of each pixel, [channels, height, width]."""
 
     def __init__(self, shape: ImageShape, kind: str, latents: int) -> None:
         super().__init__()
@@ -81,6 +81,6 @@ class VAE(nn.Module):
     def reconstruct(
         self, images: UInt8[Tensor, "batch height width channels"]
     ) -> UInt8[Tensor, "batch height width channels"]:
-        """Decode the mean latents of images."""
+        """Encode images to mean latents and decode them."""
         x = self.decode(self.mean(self.encoder(scaled(images, torch.float32))))
         return x.add(0.5).clamp(0.0, 1.0).mul(255.0).round().to(torch.uint8).permute(0, 2, 3, 1)
