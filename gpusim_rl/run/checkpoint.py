@@ -37,7 +37,7 @@ from gpusim_rl.spaces import ActionSpace
 
 SAVE_INTERVAL_S = 60.0  # maximum age of last.pt within the budget `SAVE_SHARE`
 SAVE_SHARE = 0.05  # maximum share of time spent on checkpoints; on a slow disk, a kill loses up to 20 write durations
-BURST_S = 2.0  # work without waiting, for checkpoints of short runs
+BURST_S = 2.0  # maximum saved-up budget, which also lets short runs write checkpoints
 BEST_INTERVAL_S = 10.0  # minimum time between writes of best.pt: early on, returns keep improving
 
 Types = Mapping[str, tuple[type, ...]]  # accepted types by key; integers are non-negative, floats finite, lists of str
@@ -252,7 +252,7 @@ class Checkpoints:
         return self._best_return if self._evaluations_decide else None
 
     def due(self, iteration: int, mean_return: float | None, long: bool = False) -> bool:
-        """Return whether to save after this iteration; `long`: a signal would abort the next one."""
+        """Return whether to save after this iteration; if `long`, a signal would abort the next one."""
         if not self._writes:
             return False
         age_s = time.perf_counter() - self._saved_at
@@ -335,7 +335,7 @@ class Checkpoints:
     def _save_numbered(self, iteration: int) -> None:
         self._copy_last(self._folder / f"{iteration:06d}.pt")
         numbers = [int(file.stem) for file in self._folder.glob("*.pt") if re.fullmatch(r"\d{6,}", file.stem)]
-        older = sorted(number for number in numbers if number <= iteration)  # higher ones predate a rollback
+        older = sorted(number for number in numbers if number <= iteration)  # higher numbers predate a rollback
         for number in older[: -self._cfg.log.keep] if self._cfg.log.keep else []:
             (self._folder / f"{number:06d}.pt").unlink(missing_ok=True)
 

@@ -33,7 +33,7 @@ def ignore_pause(done: str) -> None:
 class Collector:
     """Runner of rollouts and updates; `obs` are the current observations by group, [num_envs, size] each."""
 
-    num_actors = 0  # processes that step envs for this learner; 0 if it steps its own
+    num_actors = 0  # number of processes that step envs for this learner; 0 if it steps its own envs
 
     def __init__(self, start: RunStart, env: Environment, algorithm: Algorithm, obs: dict[str, Tensor]) -> None:
         self._cfg, self.device, collective = start.cfg, start.device, start.collective
@@ -94,7 +94,7 @@ class Collector:
                 self._unsaved = []
 
     def load_state_dict(self, state: Mapping[str, Any], *, same_envs: bool) -> None:
-        """Restore `state_dict` in place; without `same_envs`, begin new episodes at the same training progress."""
+        """Restore `state_dict` in place; without `same_envs`, begin new episodes, but keep curricula and schedules."""
         algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:
             if algorithm.get("replay") is not None:
@@ -111,7 +111,7 @@ class Collector:
             self.begin_from(state["env"])
 
     def begin_from(self, state: dict[str, Any]) -> None:
-        """Begin new episodes in all envs at the training progress in `state`."""
+        """Begin new episodes in all envs, with curricula and schedules from an env's `state`."""
         self._copy_obs(self.env.begin_from(state))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Display of a run: live panel on a terminal, plain lines elsewhere; all but the panel also goes to train.log."""
+"""Display of a run: live panel on a terminal, else plain lines; all output but the panel also goes to train.log."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NUMBERS = {  # label: name in the row
     "elapsed": "time/elapsed_s",
 }
 MACHINE = (("CPU", "cpu_percent", "memory_gb"), ("GPU", "gpu_percent", "gpu_memory_gb"))
-LINE_NUMBERS = {  # the same for plain lines
+LINE_NUMBERS = {  # label: name in the row, for plain lines
     "return": "episode/return",
     "length": "episode/length",
     "steps/s": "speed/env_steps_per_s",
@@ -67,7 +67,7 @@ GENERAL = ("episode", "eval", "speed", "time", "system", "task", "sim", "reward"
 
 
 class Console:
-    """Display on stdout; in modes `plain` and `quiet`, warnings go to stderr. Text is also appended to the file `log`.
+    """Display on stdout; in `plain` and `quiet` mode, warnings go to stderr. Text is also appended to the file `log`.
 
     Modes: values of `log.console` (docs/outputs.md). `plain` shows at most one row per `min_interval_s` seconds.
     """
@@ -150,7 +150,7 @@ class Console:
             self._show_notices()
 
     def result(self, result: Mapping[str, float | str]) -> None:
-        """Show the result of an evaluation: one JSON object in mode `json`, otherwise one line per number."""
+        """Show the result of an evaluation: one JSON object in `json` mode, otherwise one line per number."""
         if self.mode == "json":
             self._write_json({"event": "evaluation", **finite(result)})
             return
@@ -175,7 +175,7 @@ class Console:
                 self._live.stop()
                 self._live = None
                 if not self._rich.is_terminal:
-                    self._rich.line()  # rich leaves the last line unterminated there
+                    self._rich.line()  # without a terminal, rich leaves the last line unterminated
 
     def _show_line(self) -> None:
         self._line_shown = True
@@ -186,7 +186,7 @@ class Console:
             self._write(self._out, on_one_line(line))
 
     def _say(self, event: str, *lines: str, data: Mapping[str, object] | None = None, hang: int = 0) -> None:
-        """Show lines; on a terminal, a nonzero `hang` wraps them at words, with that hanging indent."""
+        """Show lines; on a terminal, a nonzero `hang` wraps them at words, with that hanging indent [columns]."""
         texts = list(map(on_one_line, lines))  # names and settings may be untrusted
         self.note(*lines)
         if self.mode == "json":
@@ -370,10 +370,10 @@ class _Stream:
 
 
 def _labels(row: Row, usual: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return (label, metric) pairs to show; the algorithm's own metrics fill in for missing standard ones."""
+    """Return (label, metric) pairs to show; the algorithm's own metrics replace missing standard metrics."""
     known = [(label, name) for label, name in usual.items() if name in row or not row]
     others = [name for name in row if name.partition("/")[0] not in GENERAL and name not in usual.values()]
-    others.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # after the algorithm's specific ones
+    others.sort(key=lambda name: name.startswith(("loss/", "policy/")))  # specific metrics first
     return known + [(name, name) for name in others[: len(usual) - len(known)]]
 
 
@@ -385,7 +385,7 @@ def _table(groups: Sequence[Sequence[tuple[str, str]]], columns: int) -> Table:
     for index, pairs in enumerate(groups):
         if index:
             table.add_row()
-        # Names may be untrusted. A minus hangs in the gap, so that digits align.
+        # Names may be untrusted. A minus sign extends into the gap, so that digits align.
         cells = [(Text(on_one_line(label)), f"{'' if value[0] == '-' else ' '}{value}") for label, value in pairs]
         for start in range(0, len(cells), columns):
             table.add_row(*(cell for pair in cells[start : start + columns] for cell in pair))

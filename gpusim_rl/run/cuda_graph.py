@@ -37,8 +37,8 @@ SEGMENTS = {
     "update": ("update",),
     "off": (),
 }
-"""Captured segments by mode. `split` is a control step in pieces, with graphs of the simulator between them. Modes that
-the setting `graph` does not accept result from physics on another device or failed captures."""
+"""Captured segments by mode. `split` is a control step in pieces, with the simulator's graphs between them. Modes that
+the `graph` setting does not accept result from physics on another device or failed captures."""
 WORDS = {
     "rollout": "whole rollout",
     "step": "control step",
@@ -53,7 +53,7 @@ class NotCapturableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GraphChoice:
-    """Mode of the CUDA graphs, and the reason."""
+    """CUDA graph mode, and the reason for it."""
 
     mode: str
     reason: str
@@ -71,7 +71,7 @@ def choose_graph(
     check_task: bool,
     library: str | None = None,
 ) -> GraphChoice:
-    """Choose the mode for the setting `graph`; `library` names another library that steps the envs, if any."""
+    """Choose the mode for the `graph` setting; `library` names another library that steps the envs, if any."""
     many = f"auto: more than {MOST_PHYSICS_STEPS} physics evaluations per rollout"
     rules = (
         (wanted == "off", "off", "as configured"),
@@ -87,7 +87,7 @@ def choose_graph(
 
 
 class Graphs:
-    """Runner of the segments of an iteration: on CUDA each is captured into a torch graph, then replayed.
+    """Runner of the segments of an iteration: on CUDA, each segment is captured into a torch graph, then replayed.
 
     A segment must use the same memory in every call, except in attributes of `stateful` objects (task, algorithm): a
     reassigned tensor or tuple of tensors is copied to its old address. A Python number that changes there prevents the
@@ -112,7 +112,7 @@ class Graphs:
         self.choice, self._device, self._collective = choice, device, collective
         self._generators, self._stateful = list(generators), list(stateful)
         self._drawn: dict[str, list[torch.Generator]] = {}  # generators used by each segment
-        self._registered = self._generators  # by the current capture
+        self._registered = self._generators  # generators that the current capture registers
         self._segments = SEGMENTS[choice.mode]
         self._calls: dict[str, int] = {}
         self._captured: dict[str, tuple[Pieces, Any]] = {}
@@ -141,7 +141,7 @@ class Graphs:
             outside.wait_stream(self._stream)
 
     def run(self, segment: str, body: Callable[[], T]) -> T:
-        """Run or replay `body` as the segment `rollout`, `step` or `update`; a replay overwrites the last result."""
+        """Run or replay `body` as the `rollout`, `step` or `update` segment; a replay overwrites the last result."""
         if segment == "step" and "split" in self._segments:
             segment = "split"
         if segment not in self._segments or self._capturing:
@@ -236,7 +236,7 @@ class Graphs:
             self._memory.append(strays)
         except BaseException:
             # In torch 2.11 and 2.12 (pytorch#180395) the allocator treats an aborted capture as running and refuses
-            # another one. Later versions raise an error here.
+            # another capture. Later versions raise an error here.
             with suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             raise
@@ -318,7 +318,7 @@ def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
             continue
         if not isinstance(news, tuple) or [_kind(x) for x in news] != [_kind(x) for x in olds]:
             raise NotCapturableError(f"{type(stateful).__name__}.{name} changes shape or type")
-        # Clone: an attribute may now hold another one's old tensor (previous = current; current = new).
+        # Clone: an attribute may now hold another attribute's old tensor (previous = current; current = new).
         copies += [(place, value.clone()) for place, value in zip(olds, news, strict=True)]
         back[name] = old
     for place, value in copies:

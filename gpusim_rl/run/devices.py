@@ -63,7 +63,7 @@ def set_deterministic(deterministic: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompileChoice:
-    """Mode of torch.compile (`off`, `learner` or `all`), and the reason."""
+    """torch.compile mode (`off`, `learner` or `all`), and the reason for it."""
 
     mode: str
     reason: str

@@ -74,7 +74,7 @@ class EvalProcess:
         return idle and (passed or (last and iteration > self._last))
 
     def begin(self, file: Path, iteration: int) -> None:
-        """Start evaluating the checkpoint of this iteration."""
+        """Start evaluating the checkpoint `file` of this iteration."""
         self._last = self.evaluating = iteration
         self._child.heard()
         self._send({"checkpoint": str(file)})
@@ -146,7 +146,7 @@ class Evaluation:
 
 
 def answers(lines: Iterable[str]) -> Iterator[str]:
-    """Yield a JSON line per checkpoint request; the first line holds the settings. Stop after an error."""
+    """Yield a JSON line per checkpoint request; the first of `lines` holds the settings. Stop after an error."""
     evaluation: Evaluation | None = None
     for line in lines:
         request = json.loads(line)

@@ -33,7 +33,7 @@ class EvalSchedule:
     ) -> None:
         """Collect a finished evaluation and begin the next one if it is due.
 
-        `state` builds the checkpoint. No evaluation begins unless `learning`; `last` waits for the result.
+        `state` builds the checkpoint. No evaluation begins unless `learning`; if `last`, wait for the result.
         """
         self._take_result(wait=last)
         if self._process is None or not (learning and self._process.due(iteration, last=last)):

@@ -74,7 +74,7 @@ def evaluate(
 
 
 def restore(spec: RunSpec) -> tuple[RunStart, Environment, Policy, dict[str, Tensor]]:
-    """Rebuild envs and policy of a checkpoint at its training progress; return start, envs, policy, observations."""
+    """Rebuild a checkpoint's policy, and envs with its curriculum state; return start, envs, policy, observations."""
     start, state = begin(spec)
     assert state is not None and spec.checkpoint is not None, "begin() has read the checkpoint"
     env, obs = make_started_env(start)

@@ -18,7 +18,7 @@ from gpusim_rl.run.log_interval import LogRow
 
 FLAGS = {"check/obs": "an observation", "check/style": "an observation"}
 FLAGS |= {"check/reward": "a reward", "loss/value": "the loss"}
-PATIENCE = 3  # iterations in a row without an update before the learner is restored; one absurd value costs one
+PATIENCE = 3  # consecutive iterations without an update before the learner is restored; a single outlier costs one
 
 
 class FiniteCheck:
@@ -26,7 +26,7 @@ class FiniteCheck:
 
     def __init__(self, task_name: str) -> None:
         self._task_name = task_name
-        self._without_learning = 0  # iterations in a row
+        self._without_learning = 0  # consecutive iterations without an update
 
     def check_row(self, row: LogRow, iteration: int, algorithm: Algorithm) -> None:
         """Raise TaskError for a non-finite value in a row, with its location if the algorithm still holds it."""

@@ -28,7 +28,7 @@ T = TypeVar("T")
 # Packages whose objects may hold host tensors
 LIBRARIES = ("torch", "numpy", "mujoco", "mujoco_warp", "warp", "newton", "gymnasium", "envpool")
 ELSEWHERE = tuple(f"{name}." for name in (*sys.stdlib_module_names, *LIBRARIES, "gpusim_rl.sim", "gpusim_rl.run"))
-MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # of torch.nn.Module
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # attributes of torch.nn.Module
 LARGEST_ARRAY = 64 << 20  # bytes; `unsaved` compares larger arrays by shape only
 PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, bytes, int, float, type(None))
 

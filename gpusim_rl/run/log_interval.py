@@ -37,7 +37,7 @@ class LogIntervals:
         self._start = (0, 0)  # iterations and control steps before the interval
         self._added: Row = {}
         self.mean_return: float | None = None  # trimmed mean return of the newest row, if its window is full
-        self.best_return: float | None = None  # highest so far
+        self.best_return: float | None = None  # highest trimmed mean return so far
 
     def start(self) -> None:
         """Start monitoring the machine."""

@@ -47,7 +47,7 @@ PAYS_TO_FAIL = (
     " Reward every survived step, or lower the penalties (reward/ columns of metrics.csv)"
 )
 
-CAUSES = {  # by `cause` of the NaN guard
+CAUSES = {  # descriptions of the NaN guard's causes
     "physics": "its physics",
     "action": "a NaN or infinite action",
     "apply_action": "a NaN or infinite control or force of {task}.apply_action()",
@@ -82,7 +82,7 @@ class Logger:
         self._warned: set[str] = set()  # warnings that are shown once
         self._rewards_checked = False
         self._room = {name: room for name, (room, _) in run.env.buffers.items()}
-        self._noted: GraphChoice | None = None  # in env.json
+        self._noted: GraphChoice | None = None  # graph mode recorded in env.json
         spec = run.start.spec
         foreign = untrusted_values(spec.config)  # classes and arguments that commands accept only with these flags
         folder = None if untrusted_values(spec.config, spec.config_dir) else spec.config_dir
@@ -114,7 +114,7 @@ class Logger:
         self.console.close()
 
     def note(self, run: RunView) -> None:
-        """Write the run's description to env.json, first and whenever the graph mode has changed."""
+        """Write the run's description to env.json, initially and whenever the graph mode has changed."""
         if self._silent or self._noted == run.graph:
             return
         self._noted = run.graph
@@ -187,7 +187,7 @@ class Logger:
         return {"wandb_id": self._wandb_id, "best_evaluation": self.checkpoints.best_evaluation}
 
     def finish(self, run: RunView, *, left: bool = False) -> Row:
-        """Record the video, show next commands, return the last row; `left`: the next iteration was aborted."""
+        """Record the video, show follow-up commands, return the last row; `left`: the next iteration was aborted."""
         last = self.checkpoints.saved
         newest = "there is no checkpoint" if last is None else f"the newest checkpoint is from iteration {last}"
         if left:

@@ -23,7 +23,7 @@ RESUMES_APART = 7_919  # seed offset per iteration of a resumed run
 
 
 def resumed_seed(seed: int, iteration: int) -> int:
-    """Return the env seed for new episodes from an iteration on: a resumed run draws new random numbers."""
+    """Return the env seed of a run that starts after `iteration`, so that a resumed run draws new random numbers."""
     return (seed + iteration * RESUMES_APART) % 2**31
 
 
@@ -62,7 +62,7 @@ def make_started_env(start: RunStart) -> tuple[Environment, dict[str, Tensor]]:
 
 
 def env_spec(start: RunStart, env: Environment) -> EnvSpec:
-    """Describe environments to an algorithm."""
+    """Describe environments for an algorithm."""
     inside = env.unwrapped
     return EnvSpec(
         env.num_envs,

@@ -54,7 +54,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
 
 
 def _untuned(run: RunView) -> str:
-    """Return a note on algorithms with tuned values for this task; empty if this algorithm is one."""
+    """Return a note that names the algorithms tuned for this task; empty if there are none or this is one of them."""
     spec, task = run.start.spec, chosen_task(run.start.spec.overrides)
     if run.start.resumed or task is None:
         return ""
@@ -66,7 +66,7 @@ def _untuned(run: RunView) -> str:
 
 
 def _setting(run: RunView) -> str:
-    """Return a prefix for the number of envs: the recipe, and the number of actors or processes."""
+    """Return the prefix of the number of envs in the banner: recipe, and number of actors or processes."""
     spec, actors, processes = run.start.spec, run.num_actors, run.start.collective.size
     several = len(recipes(chosen_task(spec.overrides) or "", spec.config_dir)) > 1
     recipe = f"recipe {run.cfg.recipe}, " if several and run.cfg.recipe else ""

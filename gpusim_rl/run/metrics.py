@@ -17,7 +17,7 @@ from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.run.writers import Row
 
 WINDOW = 100  # episodes in the mean return; records and thresholds need a full window
-TRIMMED = 0.05  # fraction left out at each end: a few absurd rewards must not set an unbeatable record
+TRIMMED = 0.05  # fraction trimmed at each end, so that a few outliers cannot set an unbeatable record
 
 
 class EpisodeWindow:
@@ -26,7 +26,7 @@ class EpisodeWindow:
     def __init__(self, num_envs: int, size: int, device: torch.device) -> None:
         self.size = size
         self._running = torch.zeros(2, num_envs, device=device)
-        self.episode_return, self.episode_length = self._running  # of running episodes
+        self.episode_return, self.episode_length = self._running  # partial sums of running episodes
         self.ring = torch.zeros(2, size + 1, device=device)  # the last slot takes steps that do not end an episode
         self.total = torch.zeros((), dtype=torch.int64, device=device)
 
@@ -99,7 +99,7 @@ class RolloutSums:
 class Metrics:
     """Device accumulators for one row per log interval.
 
-    On CUDA a row is copied to pinned memory and read one interval later, so the loop never waits for it. With
+    On CUDA, a row is copied to pinned memory and read one interval later, so the loop never waits for it. With
     `late_names`, envs may add statistics at any step, and names may differ by process.
     """
 
@@ -180,7 +180,7 @@ class Metrics:
 
     def take(self) -> RolloutSums:
         """Return the sums since the last call, for `add` in another process; waits for the device."""
-        total = int(self.episodes.total)  # whole episodes; `episode/ended` includes others
+        total = int(self.episodes.total)  # complete episodes only, unlike `episode/ended`
         ended, self._taken = total - self._taken, total
         sums = {name: value.tolist() for name, value in self._sums.items()}
         assert self._terms is not None
@@ -226,7 +226,7 @@ class Metrics:
     def flush(self, host: Any, extra: Mapping[str, Tensor]) -> list[tuple[Any, Row]]:
         """End an interval, adding device scalars `extra` to its row.
 
-        Return the rows that have arrived, with their `host` values: on the CPU this one, on CUDA the previous one.
+        Return the rows that have arrived, with `host` values: this interval's row on the CPU, the previous one on CUDA.
         """
         collective = self._collective
         if self._late_names:

@@ -1,4 +1,4 @@
-"""Phases of an iteration. Free of torch, for tools that read runs."""
+"""Phases of an iteration. Does not import torch, so that tools read runs quickly."""
 
 PHASES: tuple[str, ...] = ("simulate", "policy", "rollout", "actors", "update", "log")
 # `rollout`: simulate and policy in one graph; `actors`: waiting for actors' rollouts
@@ -10,5 +10,5 @@ _REPORTED_AS = {"simulate": "rollout", "policy": "rollout", ITERATION: OUTSIDE}
 
 
 def reported_phase(phase: str) -> str:
-    """Return the phase under which a timer's phase is reported."""
+    """Return the name under which a timer's phase is reported."""
     return _REPORTED_AS.get(phase, phase)

@@ -53,7 +53,7 @@ def profiling(run: RunView, timer: PhaseTimer, log: Logger) -> Iterator[None]:
 
 
 class _Recorder:
-    """Driver of the profiler: one step per iteration, ending with the phase `log`."""
+    """Driver of the profiler: one step per iteration, ending with the `log` phase."""
 
     def __init__(self, run: RunView, log: Logger) -> None:
         self._log, self._device, self._iteration = log, run.start.device, run.iteration
@@ -61,7 +61,7 @@ class _Recorder:
         active = min(run.cfg.debug.profile, left)
         warm_up = min(WARM_UP, left - active)
         self._first, self._last = run.iteration + warm_up + 1, run.iteration + warm_up + active
-        # The profiler's first step ends before the first iteration, so its own warm-up does not use one up.
+        # The profiler's first step ends before the first iteration, so its warm-up does not consume an iteration.
         schedule = torch.profiler.schedule(wait=warm_up, warmup=1, active=active, repeat=1)
         self.profiler = make_profiler(self._device, schedule=schedule, on_trace_ready=self._write)
 
@@ -76,7 +76,7 @@ class _Recorder:
             self.profiler.step()
 
     def synchronize(self) -> None:
-        """Wait for launched work, which belongs to the trace."""
+        """Wait for launched work, so that the trace includes it."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

@@ -1,4 +1,4 @@
-"""Publication of metrics rows."""
+"""Metrics reporting: check, log and publish rows of metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpusim_rl.run.stop_signal import StopSignal
 
 
 class Reporter:
-    """Publisher of a training run's metrics; stops a run without valid samples."""
+    """Metrics reporter of a training run; stops the run if no sample is valid."""
 
     def __init__(self, intervals: LogIntervals, task_name: str, stop_signal: StopSignal) -> None:
         self.finite_check = FiniteCheck(task_name)
@@ -23,7 +23,7 @@ class Reporter:
     def publish(self, run: RunView, log: Logger, *, drain: bool = False) -> LogRow | None:
         """Publish rows that have arrived, after ending a due log interval; `drain` instead waits for pending rows.
 
-        Return the row that completes several iterations without a change of the policy, or None.
+        Return the row at which the policy has not changed for `PATIENCE` iterations, or None.
         """
         rows = self._intervals.drain() if drain else self._rows_of_interval(run)
         for row in rows:

@@ -21,7 +21,7 @@ from gpusim_rl.run.run_spec import RunSpec
 
 ENCODER = "encoder.pt"  # copy of a frozen encoder's file
 LOCK = "lock"  # file in a run folder while a process trains there
-SAVE_ALL = "GPUSIM_RL_SAVE_ALL"  # environment variable that exempts numbered checkpoints; a search copies them
+SAVE_ALL = "GPUSIM_RL_SAVE_ALL"  # environment variable: no time budget for numbered checkpoints, which a search copies
 MAX_EARLIER = 100  # maximum number of earlier starts listed in env.json
 PER_START = ("time", "command", "versions", "cpu", "gpu", "git")  # entries that env.json keeps for earlier starts
 
@@ -133,7 +133,7 @@ class RunDir:
         return ConfigError(f"cannot write: {error.strerror}", key=str(self), hint=hint)
 
     def _branch(self, more: str = "") -> str:
-        """Return a hint to continue from another checkpoint in a new folder; empty without one."""
+        """Return a hint to continue from another checkpoint in a new folder; empty if there is no other checkpoint."""
         others = sorted(path.name for path in self.checkpoints.glob("*.pt") if path.name != "last.pt")
         word = shlex.quote(f"checkpoint={self}/checkpoints/{others[-1]}") if others else ""
         return f"Try {word}{more}, which starts a new folder" if others else ""
@@ -179,7 +179,7 @@ class RunDir:
             file.write((json.dumps(environment, indent=2) + "\n").encode())
 
     def __str__(self) -> str:
-        """Return the path relative to the current folder, if it is inside."""
+        """Return the path, relative to the current folder if it lies inside that folder, else absolute."""
         here, path = Path.cwd(), self.path.absolute()
         return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -209,7 +209,7 @@ def _name_of_task(spec: RunSpec) -> str:
 
 
 def chosen_task(overrides: Sequence[str]) -> str | None:
-    """Return the task name in overrides; None without one, or if it cannot name a folder."""
+    """Return the task name in overrides; None if there is none, or if it cannot name a folder."""
     names = [text.removeprefix("task=").rpartition("/")[2] for text in overrides if text.startswith("task=")]
     return names[-1] if names and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", names[-1]) else None
 
@@ -225,7 +225,7 @@ def resolve_run(name: str, base: Path = Path("runs")) -> tuple[RunDir, Path]:
 
 
 def _new_folder(parent: Path) -> Path:
-    """Make a folder named after the time; a second folder within a second gets the suffix -2."""
+    """Make a folder named after the time; a second folder in the same second gets the suffix -2."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
         path = safe_open.free_name(parent / time.strftime("%Y-%m-%d_%H-%M-%S"))

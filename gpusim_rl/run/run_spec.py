@@ -1,4 +1,4 @@
-"""Specification of a run: settings and the classes that they name. Free of torch."""
+"""Specification of a run: settings and the classes that they name. Does not import torch."""
 
 from __future__ import annotations
 

@@ -37,14 +37,14 @@ class RunStart:
 
     spec: RunSpec
     collective: Collective
-    seed: int  # of the run; see `process_seed`
-    device: torch.device  # of the learner
+    seed: int  # seed of the run; see `process_seed`
+    device: torch.device  # the learner's device
     sim: SimChoice
     compile: CompileChoice
     resumed: bool = False
     iteration: int = 0  # iterations done before this start
     regrouped: bool = False  # whether the number of processes has changed: new episodes begin, with new noise
-    digest: str | None = None  # of the checkpoint's file
+    digest: str | None = None  # digest of the checkpoint file
 
     @property
     def cfg(self) -> RunConfig:
@@ -69,7 +69,7 @@ class RunView:
     start: RunStart
     env: Environment
     algorithm: Algorithm
-    num_actors: int  # processes that step envs for this learner; 0 if it steps its own
+    num_actors: int  # number of processes that step envs for this learner; 0 if it steps its own envs
     graph: GraphChoice
     iteration: int
     env_steps: int  # control steps, summed over envs and processes

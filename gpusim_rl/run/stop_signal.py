@@ -22,10 +22,10 @@ class IterationLeftError(Exception):
 
 
 class StopSignal:
-    """Handler for the first signal in a block; a second one ends the process immediately."""
+    """Handler for the first signal in a block; a second signal ends the process immediately."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # of the signal
+        self.number: int | None = None  # number of the received signal
         self.notify: Callable[[str], None] = lambda text: say(text, file=sys.stderr)  # called by the handler
         self._previous: dict[int, Any] = {}
         self._began: float | None = None  # start of the current iteration

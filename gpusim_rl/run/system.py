@@ -46,7 +46,7 @@ class SystemMonitor:
         for sample in itertools.count():
             if self._stopping.wait(self._interval_s):
                 return
-            if sample % CHILDREN_EVERY == 0:  # keep the objects: psutil counts since the last call on the same one
+            if sample % CHILDREN_EVERY == 0:  # keep the objects: psutil measures since the last call on the same object
                 alive = [self._self, *self._self.children(recursive=True)]
                 self._processes = {process: self._processes.get(process, process) for process in alive}
             numbers = (*self._read_cpu(), *self._read_gpu(), psutil.getloadavg()[0])

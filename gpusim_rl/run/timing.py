@@ -30,7 +30,7 @@ class Durations:
 
 
 class PhaseTimer:
-    """Timer of the phases of a log interval; nested phases count toward the outer one.
+    """Timer of the phases of a log interval; nested phases count toward the outer phase.
 
     CUDA phases are timed by events on the stream, read later. `log` is host time and overlaps with them.
     """
@@ -103,7 +103,7 @@ class PhaseTimer:
         self._began += self._entered - left
 
     def flush(self) -> Durations:
-        """End an interval and begin the next, usually within `log`, whose time is split between them."""
+        """End an interval and begin the next, usually within the `log` phase, whose time is split between them."""
         now = time.perf_counter()  # one reading for both, or the phase might exceed its interval
         if self._inside is not None:
             self._add_host_time(now)

@@ -37,7 +37,7 @@ class Trainer:
     def __init__(self, start: RunStart, collector: Collector, state: Mapping[str, Any] | None = None) -> None:
         self.start, self.collector, self.cfg = start, collector, start.cfg
         self.env, self.algorithm = collector.env, collector.algorithm
-        self.iteration = self.env_steps = 0  # done; control steps are summed over envs and processes
+        self.iteration = self.env_steps = 0  # completed iterations, and control steps summed over envs and processes
         self.run_dir: RunDir | None = None  # opened by `logging`
         self.stop_signal = StopSignal()
         self.intervals = LogIntervals(collector, start.collective)
@@ -196,7 +196,7 @@ class Trainer:
 
     @property
     def stopping(self) -> bool:
-        """True if a signal has requested a stop; with several processes, as exchanged after the last iteration."""
+        """True if a signal has requested a stop; with several processes, as exchanged after the previous iteration."""
         return self._others_stop if self.start.collective.size > 1 else self.stop_signal.number is not None
 
     @property
@@ -205,7 +205,7 @@ class Trainer:
         return self.iteration >= self.cfg.max_iterations
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state that the rest of the training depends on."""
+        """Return all state needed to continue training."""
         run = self.view()
         return {
             "task": self.start.task_name,

@@ -25,8 +25,8 @@ from gpusim_rl.settings.schema import RunConfig
 
 Row = dict[str, int | float | None]  # metrics of one log interval by name; None is unknown
 
-INIT_TIMEOUT_S = 20.0  # for the W&B server to accept a run
-FINISH_TIMEOUT_S = 60.0  # for the last data to reach the W&B server
+INIT_TIMEOUT_S = 20.0  # maximum wait for the W&B server to accept a run
+FINISH_TIMEOUT_S = 60.0  # maximum wait for the last data to reach the W&B server
 OFFLINE_MODES = ("offline", "dryrun", "disabled")  # W&B modes without uploads
 CELL = re.compile(r"(-?([0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,4})?|inf|nan))?")  # cell of metrics.csv
 
@@ -34,7 +34,7 @@ CELL = re.compile(r"(-?([0-9]{1,30}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,4})?|inf|nan))
 class Writer(Protocol):
     """Destination of metrics rows."""
 
-    name: str  # in messages
+    name: str  # name shown in messages
     failures: tuple[type[Exception], ...] = (OSError,)  # exceptions with external causes, such as a full disk
     retries: bool = False  # whether the writer keeps rows after a failure and retries; if not, it is dropped
 
@@ -52,7 +52,7 @@ class Writer(Protocol):
 
 
 class Writers:
-    """All writers of a run; a failing one (full disk, dead network) causes a warning, and training continues."""
+    """All writers of a run; a failing writer (full disk, dead network) causes a warning, and training continues."""
 
     def __init__(self, writers: Iterable[Writer], warn: Callable[[str], None]) -> None:
         self._writers, self._warn = list(writers), warn
@@ -67,7 +67,7 @@ class Writers:
         self._each(lambda writer: writer.write(iteration, row))
 
     def show(self, iteration: int, video: Path) -> None:
-        """Pass on a video of the policy; a failure does not affect the rows."""
+        """Pass a video of the policy to all writers; a failure does not affect the rows."""
         for writer in self._writers:
             try:
                 writer.show(iteration, video)
@@ -103,7 +103,7 @@ class Writers:
 
 @dataclass(frozen=True, slots=True)
 class CsvContent:
-    """Readable part of a metrics.csv. Rows are kept as bytes: cells would take 30 times the memory."""
+    """Readable part of a metrics.csv. Rows are kept as bytes: parsed cells would take 30 times the memory."""
 
     columns: list[str]  # `iteration` first; empty if unreadable
     lines: bytearray  # valid rows
@@ -159,8 +159,8 @@ def _columns(header: bytes) -> list[str]:
 class CsvWriter(Writer):
     """Writer of metrics.csv: rows are on disk when `write` returns, and identical runs give identical bytes.
 
-    Columns keep the order of their first appearance; late ones are empty in earlier rows. Rows after `resumed_at` are
-    dropped, because the run repeats them.
+    Columns keep the order of their first appearance; late columns are empty in earlier rows. Rows after `resumed_at`
+    are dropped, because the run repeats them.
     """
 
     name = "metrics.csv"
@@ -171,15 +171,15 @@ class CsvWriter(Writer):
     ) -> None:
         self._path, self._interval, self._warn = path, interval, warn
         self._cut_at: int | None = resumed_at  # None once the file is truncated
-        self._columns: list[str] = []  # as in the file
-        self._waiting: list[Row] = []  # not yet in the file
+        self._columns: list[str] = []  # columns in the file
+        self._waiting: list[Row] = []  # rows not yet in the file
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Truncate the file of a resumed run at the checkpoint's iteration."""
         self._flush()
 
     def write(self, iteration: int, row: Row) -> None:
-        """Append a row, and earlier ones that could not be written."""
+        """Append a row, and earlier rows that could not be written."""
         self._waiting.append({"iteration": iteration, **row})
         self._flush()
 
@@ -223,7 +223,7 @@ class CsvWriter(Writer):
                 new.write(line.rstrip(b"\r\n") + empty)
 
     def _append(self, lines: bytes) -> None:
-        """Append lines, after the header in a new file; on a full disk restore the file."""
+        """Append lines, after the header in a new file; on a full disk, restore the file."""
         with open_file(self._path, "ab", buffering=0) as file:
             size = file.tell()
             rest = memoryview(lines if size else _csv_lines([self._columns]) + lines)
@@ -330,7 +330,7 @@ class WandbWriter(Writer):
         import wandb
 
         options: dict[str, Any] = {"init_timeout": INIT_TIMEOUT_S, "finish_timeout": FINISH_TIMEOUT_S}
-        settings = wandb.Settings(console="off", silent=True, **options)  # its console would record every panel frame
+        settings = wandb.Settings(console="off", silent=True, **options)  # or it would record every panel frame
         return wandb.init(**self._arguments, config=dict(config), mode=mode, settings=settings)
 
 
