@@ -1,4 +1,4 @@
-"""Strict conversion of composed yaml to frozen dataclasses. Imports no torch."""
+"""Strict conversion of composed yaml to frozen dataclasses. Does not import torch."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def build(cls: type[T], node: Any, path: str = "") -> T:
 
 
 def algorithm_settings_class(name: Any, algorithm_class: type) -> type:
-    """Return the settings dataclass of `algo=<name>`; built-in algorithms may share a class."""
+    """Return the settings dataclass of `algo=<name>`; the class is not enough, since ppo and amp share PPO."""
     target, ours = ALGORITHMS.get(name, ("", object)) if isinstance(name, str) else ("", object)
     path = f"{algorithm_class.__module__}.{algorithm_class.__qualname__}"
     return ours if target == path else settings_class(algorithm_class)
@@ -141,7 +141,7 @@ ISAACGYMENVS = {
     "task.env": "Task settings are directly below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
     "train": "Learning settings are below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md lists all",
 }
-"""Hints for keys of IsaacGymEnvs and nested keys."""
+"""Hints for keys from IsaacGymEnvs and all keys below them."""
 OURS = {
     "learning_rate": "lr",
     "minibatch_size": "batch_size",
@@ -179,7 +179,7 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     section, _, leaf = key.rpartition(".")
     leaf = OTHERS.get(leaf, leaf)
     siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == section]
-    elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}  # the first of equal names
+    elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}  # of equal names, the first wins
     inside = bool(section and siblings)
     if close := closest(leaf, siblings):
         hint = f"Did you mean {'.'.join(filter(None, (section, close)))!r}?"
@@ -241,7 +241,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
 
 
 class _Mismatch(Exception):  # noqa: N818 (never leaves this file)
-    """Value of another type."""
+    """Value that does not match a type hint."""
 
 
 def _accepts(value: Any, hint: Any) -> bool:

@@ -76,13 +76,13 @@ class RunResult(NamedTuple):
 def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], RunResult]) -> Callable[..., None]:
     """Make `run(config, overrides, checkpoint)` a command with Hydra's flags, sweeps, and one-line errors."""
     saved: SavedRun | None = None
-    outcomes: list[tuple[list[str], RunResult]] = []  # by overrides
+    outcomes: list[tuple[list[str], RunResult]] = []  # results, each with its overrides
     console = "auto"
 
     def job(cfg: Any) -> None:
         nonlocal console
         with friendly_errors():  # inside the job, or Hydra would report a failed job first
-            settings = plain(cfg)  # first, since reading the overrides resolves values too, without naming bad ones
+            settings = plain(cfg)  # first: reading the overrides also resolves values, but its errors lack keys
             typed = list(HydraConfig.get().overrides.task)
             config = _finished(settings, typed, saved)
             overrides = [text.removeprefix("++") if is_open(key_of(text)) else text for text in typed]
@@ -138,7 +138,7 @@ def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str
 
 
 def _help() -> str:
-    """Return the text of `--help`; Hydra's own version composes all settings for each group."""
+    """Return the text of `--help`; Hydra's own implementation composes all settings once per group."""
     groups: dict[str, set[str]] = {}
     for _, folder in cfg_dirs(TaskFolders.user):
         for file in folder.glob("*/*.yaml"):
@@ -188,7 +188,7 @@ def compose(
 
 
 def _assign(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Assign values from Python to a composed config, with the errors that Hydra raises for typed ones."""
+    """Assign values from Python to a composed config, with the errors that Hydra raises for typed overrides."""
     for override in overrides:
         key = override.partition("=")[0].removeprefix("++")
         try:
@@ -202,7 +202,7 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
     """Replace `recipe=auto`, typed or implied, with the recipe for the physics device, or raise ConfigError."""
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     tasks = [] if NO_YAML in arguments else task_of(arguments).split(",")
-    known = {task: [FULL, "quick"] if "(" in task else recipes(task, config_dir) for task in tasks}  # glob(*): any
+    known = {task: [FULL, "quick"] if "(" in task else recipes(task, config_dir) for task in tasks}  # glob(*): any task
     names = typed.get("recipe", "auto").split(",")
     for task, name in itertools.product(known or {"without a yaml": [FULL]}, names):
         options = known.get(task, [FULL])
@@ -222,7 +222,7 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
 
 
 def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun | None) -> dict[str, Any]:
-    """Check a composed config; the algorithm's `max_iterations` overrides the task's, which suits PPO's horizon."""
+    """Check a composed config; the algorithm's `max_iterations` overrides the task's, which assumes PPO's horizon."""
     refuse_misplaced(config, arguments, TaskFolders.user)
     name = section_of(config, "algo").get("name")
     if saved is None and isinstance(name, str):
@@ -237,13 +237,13 @@ def _finished(config: dict[str, Any], arguments: Sequence[str], saved: SavedRun 
 
 
 def _store_recipe(name: str) -> None:
-    """Register a name in the group `recipe`, for which Hydra requires a yaml."""
+    """Register a name in the `recipe` group, since Hydra requires a yaml for each name."""
     if not (paths.cfg_dir() / "recipe" / f"{name}.yaml").is_file():
         ConfigStore.instance().store(group="recipe", name=name, node={"recipe": name}, package="_global_")
 
 
 def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> None:
-    """Give a user's algorithm (section `name`) the task's tuned values for the built-in algorithm it extends."""
+    """Copy a task's tuned values for a built-in algorithm to the section `name` of a user's algorithm extending it."""
     target = section_of(config, "algo").get("_target_")
     if any(target == ours for ours, _ in ALGORITHMS.values()):
         return
@@ -306,7 +306,7 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:
-    """Find the checkpoint that the setting `checkpoint` names."""
+    """Find the checkpoint that the `checkpoint` setting names; return None without one."""
     name = config.get("checkpoint")
     return None if name is None else paths.find_checkpoint(name, config["log"]["dir"])
 
@@ -327,7 +327,7 @@ class TaskFolders(SearchPathPlugin):
 def _prepare_hydra(config_dir: str | Path | None = None) -> None:
     TaskFolders.user = None if config_dir is None else check_config_dir(config_dir).resolve()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors, for `explain`
-    # Hydra 1.3 requires version_base, 1.4 deprecates it.
+    # Hydra 1.3 requires version_base; Hydra 1.4 deprecates it.
     warnings.filterwarnings("ignore", message="The version_base parameter is deprecated")
     Plugins.instance().register(TaskFolders)
     import_from_current_folder()

@@ -33,8 +33,8 @@ class TaskEntry:
     name: str
     description: str  # first line of the class docstring; "" if the source is unreadable
     target: str  # class path
-    source: str  # its package or folder
-    file: Path  # its yaml
+    source: str  # package or folder that contains it
+    file: Path  # yaml of the task
     problem: str = ""  # why the yaml is unreadable; other tasks stay available
 
 
@@ -69,7 +69,7 @@ def plugin_cfg_dirs() -> list[tuple[str, Path]]:
 
 
 def tasks(config_dir: str | Path | None = None, *, outside: bool = False) -> dict[str, TaskEntry]:
-    """Return all tasks by name; the user's (`-cd`) take precedence; `outside` adds those of other libraries."""
+    """Return all tasks by name; the user's (`-cd`) take precedence; `outside` adds tasks for other libraries' envs."""
     files: dict[str, tuple[str, Path]] = {}
     for source, folder in cfg_dirs(config_dir):
         for file in sorted((folder / "task").glob("*.yaml")):
@@ -126,7 +126,7 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
 
 
 def tuned_sections(task: str, config_dir: str | Path | None = None, recipe: str = FULL) -> dict[str, Any]:
-    """Return the unresolved sections other than `task` in a task's yamls and recipe."""
+    """Return the sections other than `task` in a task's yamls and recipe, with unresolved interpolations."""
     sections: dict[str, Any] = {}
     for content, own in _task_yamls(task, config_dir):
         for layer in [*(read_yaml(file) for file in own if file.stem == recipe), content]:

@@ -28,7 +28,7 @@ def compose_call(
     network: type | None = None,
     config_dir: str | Path | None = None,
 ) -> tuple[dict[str, Any], list[str], Checkpoint | None]:
-    """Compose a call of `gpusim_rl.train`: checked settings, equivalent command line, initial checkpoint."""
+    """Compose the arguments of `gpusim_rl.train`: checked settings, equivalent command line, initial checkpoint."""
     name = _yaml_name(task, config_dir)
     typed = [f"task={name}" if name else NO_YAML]
     if isinstance(algo, type):
@@ -70,7 +70,7 @@ def _algorithm_lines(
         settings: Mapping[str, Any] = {}  # the run's own settings
     elif base is None:
         settings = dataclasses.asdict(_defaults(algo, f"algo={algo.__name__}"))
-    else:  # with the task's tuned values
+    else:  # including the task's tuned values
         fields = dataclasses.fields(settings_class(algo))
         new = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING and field.init}
         choosing = [line for line in _lines(overrides) if key_of(line) in ("recipe", "device", "sim_device")]
@@ -103,7 +103,7 @@ def _defaults(owner: type, call: str) -> Any:
 
 
 def _class_path(cls: type, argument: str = "") -> str:
-    """Return the import path of a class."""
+    """Return the import path of a class; given `argument`, warn about a script's classes and reject local classes."""
     if cls.__module__ == "__main__" and argument:
         problem = f"{argument}={cls.__name__} is defined in this script: only the script can resume or play the run"
         warn(f"{problem}. Try a separate module")

@@ -1,4 +1,4 @@
-"""Upgrade of an older run's settings: new ones get current defaults, removed ones are dropped."""
+"""Upgrade of an older run's settings: new settings get current defaults, removed settings are dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOVED = {
 
 
 def upgrade_settings(settings: dict[str, Any]) -> None:
-    """Add settings that our yamls have gained for the run's algorithm, simulator and envs; drop removed ones."""
+    """Add settings that our yamls have gained for the run's algorithm, simulator and envs; drop removed settings."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")
     if "encoder" in settings:
         settings["pretrained"] = settings.pop("encoder")

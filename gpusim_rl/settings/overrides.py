@@ -1,4 +1,4 @@
-"""Overrides `key=value` in Hydra's grammar, as text. Free of Hydra."""
+"""Overrides `key=value` in Hydra's grammar, as text. Does not import Hydra."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs",
 
 
 class Override(str):
-    """Override made from a Python value, which is assigned as it is; the text is for the run's record."""
+    """Override made from a Python value, which is assigned without parsing; the text is for the run's record."""
 
     value: Any
 
@@ -28,7 +28,7 @@ def is_override(text: str) -> bool:
 
 
 def key_of(text: str) -> str:
-    """Return the key of an override: `task` of `+task@package=Ant`."""
+    """Return the key of an override: `task` for `+task@package=Ant`."""
     return text.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
@@ -75,7 +75,7 @@ def text_of(value: Any) -> str:
 
 
 def node_of(value: Any) -> Any:
-    """Convert a value to a node of OmegaConf that resolves to the number, string, list or dict it stands for."""
+    """Convert a value to plain data that OmegaConf resolves to the same number, string, list or dict."""
     value = _scalar(value)
     if value is None or isinstance(value, (int, float)):
         return value

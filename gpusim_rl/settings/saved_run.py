@@ -1,4 +1,4 @@
-"""Settings and command line of the run that `checkpoint=` names, read as data. Free of Hydra."""
+"""Settings and command line of the run that `checkpoint=` names, read as data. Does not import Hydra."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SavedRun:
 
     @property
     def place(self) -> Path:
-        """Run folder, or the checkpoint if there is none."""
+        """Run folder, or the checkpoint file if it is not in a run folder."""
         return self.checkpoint.run_dir or self.checkpoint.file
 
     def with_overrides(self, typed: Sequence[str]) -> list[str]:
@@ -46,7 +46,7 @@ class SavedRun:
 def continue_run(
     arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[Named] = ()
 ) -> tuple[list[str], SavedRun | None]:
-    """Return arguments without redundant ones, and the run of `checkpoint=`; raise ConfigError if it is not trusted."""
+    """Return arguments without redundancies, and the run of `checkpoint=` or None; raise ConfigError if not trusted."""
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     name = typed.get("checkpoint", "null")
     if name == "null":
@@ -87,7 +87,7 @@ def continue_run(
 
 
 def _warn_left_out(saved: SavedRun, words: Sequence[str], typed: Mapping[str, str]) -> None:
-    """Warn about settings that the resume leaves out, such as actors."""
+    """Warn about machine settings that a resume does not restore, such as actors."""
     known = {*typed, *["actors"] * ("actors.engine" in typed), *["log.dir"] * saved.checkpoint.continues}
     words = [word for word in words if key_of(word) not in known]
     if typed.get("actors") == "none":
@@ -99,7 +99,7 @@ def _warn_left_out(saved: SavedRun, words: Sequence[str], typed: Mapping[str, st
 def _read_settings(
     checkpoint: Checkpoint, *, trust: bool, config_dir: str | Path | None, named: Sequence[Named]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return settings from config.yaml, or else the checkpoint, and overrides for those that do not travel."""
+    """Return settings from config.yaml, else from the checkpoint, and overrides that would restore machine settings."""
     file = checkpoint.file if checkpoint.run_dir is None else checkpoint.run_dir / "config.yaml"
     content = None if checkpoint.run_dir is None else read_intact(file)
     if content is not None:
@@ -144,7 +144,7 @@ def repeating_words(
 ) -> list[str]:
     """Return a command line that repeats a run, with keys from the record and values from the settings in `where`.
 
-    Users paste it, and both files may be untrusted: it contains only what a resume accepts, and no raw text.
+    Users paste the command line, and the run's files may be untrusted: it has only what a resume accepts, no raw text.
     """
     check_record(overrides, where.with_name("overrides.yaml"))
     settings = check_saved_settings(settings, where, config_dir=config_dir)

@@ -1,4 +1,4 @@
-"""Names, types and rules of all settings; cfg/ has values, meanings and units. Imports no torch."""
+"""Names, types and rules of all settings; cfg/ has values, meanings and units. Does not import torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ T = TypeVar("T")
 TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observations")
 """Keys of `task` with a default in cfg/config.yaml."""
 PER_CALL_SETTINGS = ("checkpoint", "start_from", "test", "trust", "log.console", "log.video")
-"""Settings that are never inherited by another call."""
+"""Settings of a single call, which are never restored from a run folder."""
 MACHINE_SETTINGS = (
     *("log.dir", "*.demonstrations.file", "distill.teacher", "*.teacher.run"),  # paths
     *("actors", "num_actors"),  # processes, and an address whose messages are unpickled
     "wandb_activate",  # sends logs to a server
 )
-"""Settings of the machine, which do not travel with a run folder either; a resume reports them."""
+"""Machine-specific settings, which are not restored from a run folder either; a resume reports them."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ class AlgorithmConfig:
     """Base settings of an algorithm, with declarations for its subclasses to override."""
 
     structure: ClassVar[tuple[str, ...]] = ("horizon", "network")
-    """Settings that determine the tensors of `state_dict`; they must equal the checkpoint's."""
+    """Settings that determine the tensors of `state_dict`; a resume must not change them."""
     policy_structure: ClassVar[tuple[str, ...]] = ("network",)
     """Subset of `structure` that determines the policy's tensors."""
     data_parallel: ClassVar[bool] = False
-    """True if `update` reduces over data-parallel processes with `EnvSpec.collective`."""
+    """True if `update` reduces over data-parallel processes with `LearnerContext.collective`."""
 
     def batch_rows(self, num_envs: int) -> int:
         """Return the number of rows of the largest matrices, which sets torch's thread count."""
@@ -278,7 +278,7 @@ class A2CConfig(OnPolicyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReinforceConfig(OnPolicyConfig):
-    """REINFORCE with a baseline; full returns fix gae_lambda at 1."""
+    """REINFORCE with a baseline; `gae_lambda` is fixed at 1 (full returns)."""
 
     schedule: Literal["linear", "constant"]
     gae_lambda: float = dataclasses.field(default=1.0, init=False)
@@ -406,7 +406,7 @@ class QNetworkConfig(CriticConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DQNNetworkConfig(CriticConfig):
-    """Critics with one Q-value per option of each action dimension."""
+    """Critics with one Q value per option of each action dimension."""
 
     dueling: bool
 
@@ -418,7 +418,7 @@ class DQNNetworkConfig(CriticConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationsConfig:
-    """Demonstrated transitions in addition to the replay memory's."""
+    """Demonstrated transitions that are added to replay batches."""
 
     file: str | None
     share: Annotated[float, Rule("a number in (0, 1)", lambda value: 0.0 < value < 1.0)]
@@ -589,7 +589,7 @@ class ActorsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """Simulator of the scene."""
+    """Simulator and solver settings."""
 
     name: SimName
     num_threads: Count | None

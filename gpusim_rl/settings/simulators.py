@@ -1,4 +1,4 @@
-"""Registry of simulators. Imports no simulator and no torch.
+"""Registry of simulators. Imports neither simulators nor torch.
 
 To add one, write its class (`interface.Sim`), an entry here, and `cfg/sim/<name>.yaml`.
 """
@@ -20,7 +20,7 @@ class Simulator:
     name: str  # name in `sim=<name>`; its file is `gpusim_rl/sim/<name>.py`
     cls: str  # an `interface.Sim` in that file, built from (scene, num_envs, cfg, device)
     library: str  # module imported by that file
-    needs: tuple[str, ...] = ("mujoco>=3.17,<5",)  # required versions; our package metadata allows older ones
+    needs: tuple[str, ...] = ("mujoco>=3.17,<5",)  # required versions; our package metadata allows older versions
     extra: str | None = None  # extra that installs the library, if any
     devices: tuple[str, ...]  # supported `torch.device.type` values
     default_on: tuple[str, ...] = ()  # devices on which `sim=auto` selects it
@@ -39,7 +39,7 @@ _ALL = (
     Simulator(name="newton", cls="NewtonSim", library="newton", extra="newton", replay_sim="newton", **_ON_WARP),
 )
 SIMULATORS: Mapping[str, Simulator] = {simulator.name: simulator for simulator in _ALL}
-WARP_PYTHON = (3, 11)  # oldest Python for MuJoCo Warp 4.0; older ones support only `sim=mujoco`
+WARP_PYTHON = (3, 11)  # oldest Python for MuJoCo Warp 4.0; older versions support only `sim=mujoco`
 OLDER = ", in an environment without Isaac Lab and mjlab, which require older versions"  # ends advice to install
 NO_SIMULATOR = "none"  # simulator name of another library's envs
 

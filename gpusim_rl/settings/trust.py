@@ -1,4 +1,4 @@
-"""Trust in run folders: which settings travel and which code may be loaded. Imports no torch."""
+"""Trust in run folders: which settings are restored and which code may be loaded. Does not import torch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def untrusted_values(
 
 
 def place_of(key: str) -> str:
-    """Return what a `_target_` key names (task, algo, network, extension or env), or ""."""
+    """Return the kind of class that a `_target_` key names (task, algo, network, extension or env), or ""."""
     section, _, rest = key.removesuffix("._target_").partition(".")
     networks = "network", "network.encoder"
     if re.fullmatch(r"extensions\.\w+", rest):
@@ -110,7 +110,7 @@ def machine_overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def is_per_call(key: str) -> bool:
-    """Return whether a setting does not travel with a run folder."""
+    """Return whether a setting is never restored from a run folder."""
     return any(fnmatchcase(f"{key}.", f"{setting}.*") for setting in PER_CALL_SETTINGS + MACHINE_SETTINGS)
 
 
