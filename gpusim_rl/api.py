@@ -41,7 +41,7 @@ def train(
     Args:
         task: Task class, name of a task, or vector envs of Isaac Lab, mjlab, Gymnasium, EnvPool or Stable-Baselines3,
             which are closed at the end.
-        config: Settings of the task; None: from its yaml.
+        config: Settings of the task; None: the values in its yaml.
         algo: Name of an algorithm, or a subclass of `gpusim_rl.Algorithm` with defaults in its `Config`; None: PPO.
         network: Importable class that replaces the MLP (`gpusim_rl.learn.networks.Features`).
         config_dir: Folder with additional tasks and algorithms (`-cd` of `train.py`).
@@ -71,7 +71,7 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
     packages = {cls.__module__.partition(".")[0] for cls in type(own).__mro__}
     task = "IsaacLab" if "isaaclab" in packages else "MjLab" if "mjlab" in packages else "Gymnasium"
     known: dict[str, Any] = {} if task == "Gymnasium" else {"device": str(own.device)}
-    count = getattr(own, "num_envs", None) or getattr(own, "config", {}).get("num_envs")  # of EnvPool
+    count = getattr(own, "num_envs", None) or getattr(own, "config", {}).get("num_envs")  # EnvPool has only `config`
     if count is not None:
         known["num_envs"] = int(count)
     spec = prepare(task, **{**known, **settings})
@@ -136,7 +136,7 @@ def prepare(
     config_dir: str | Path | None = None,
     **overrides: Any,
 ) -> RunSpec:
-    """Compose and check the arguments of `train`."""
+    """Compose and check the arguments of `train`; return the run's settings and classes."""
     composed = compose_call(task, config, overrides, algo=algo, network=network, config_dir=config_dir)
     task_class = task if isinstance(task, type) else None
     return load_spec(*composed, task_class=task_class, algorithm_class=algo if isinstance(algo, type) else None)

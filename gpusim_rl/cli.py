@@ -122,7 +122,7 @@ def _complete(line: str) -> list[str]:
 
 
 def _flags(words: list[str]) -> list[str]:
-    """Return the flags in the usage of a command or subcommand."""
+    """Return the flags that the help of a command or subcommand lists."""
     names = [word for word in words if not word.startswith("-")][:2]
     for typed in (names, names[:1]):
         with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()), suppress(Exception, SystemExit):

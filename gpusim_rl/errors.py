@@ -34,7 +34,7 @@ OUT_OF_MEMORY = (
     "can't start new thread",
 )
 SURE = 0.75  # similarity at which `closest` ignores the first letter
-LONGEST = 1000  # maximum characters of a message; longer ones lose their middle
+LONGEST = 1000  # maximum characters of a message; longer messages lose their middle
 
 
 class _Missing(Enum):
@@ -117,7 +117,7 @@ def available(name: str, options: Collection[str]) -> str:
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> ModuleType:
-    """Import a module that this package's optional dependencies `extra` include; see `import_optional`."""
+    """Import a module from this package's optional dependencies `extra`; see `import_optional`."""
     return import_optional(module, f"gpusim-rl[{extra}]", needed_by)
 
 
@@ -153,7 +153,7 @@ def printable(text: str) -> str:
 
 
 def say(*lines: str, file: TextIO | None = None) -> None:
-    """Print lines, which may contain untrusted names, to `file` or stdout. All commands print through this."""
+    """Print lines, which may contain untrusted names, to `file` or stdout. All commands print with this function."""
     print("".join(f"{on_one_line(line)}\n" for line in lines), end="", file=file)
 
 

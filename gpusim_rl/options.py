@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         self.rows: dict[str, list[tuple[str, str]]] = {}  # left and right columns, by group title
 
     def option(self, name: str, text: str = "", group: str = "", note: object = None, **settings: Any) -> None:
-        """Add an argument; a shared one has its group and description from `SHARED`, and `text` is appended.
+        """Add an argument; a shared argument takes its group and description from `SHARED`, with `text` appended.
 
         `note` describes the default; `settings` go to `add_argument`, except `among`, a mutually exclusive group.
         """
