@@ -4,7 +4,7 @@ python benchmarks/bench.py task=Ant num_envs=[256,1024,4096]         writes benc
 python benchmarks/bench.py task=Ant num_envs=4096 --baselines none   without other libraries
 python benchmarks/bench.py learn [TASK ...] [--minutes 10]           learning benchmark; resumes stopped runs
 
-Every case is a process, measured once per round. The cases of an env count are all loaded at once: memory adds up.
+Each case is a process, measured once per round. All cases of an env count are in memory at the same time.
 
     bare physics   the task's scene with its decimation and random controls; no task, no resets
     env step       the environment with precomputed actions; the phase `simulate` is physics only
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print the tables and write the files."""
+    """Run the benchmark, or `learn`; return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     from gpusim_rl.errors import friendly_errors
 
@@ -145,10 +145,10 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
 
 
 def learn(args: argparse.Namespace) -> int:
-    """Train the requested tasks; write the results after each.
+    """Train the requested tasks; write the results after each run.
 
     Returns:
-        Exit code: 1 if a training failed, 130 if it was interrupted.
+        Exit code: 1 if a training run failed, 130 if it was interrupted.
     """
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -265,7 +265,7 @@ def learn(args: argparse.Namespace) -> int:
 
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into interrupts: trainings run in their own sessions and would continue."""
+    """Turn SIGTERM and SIGHUP into interrupts; training runs have their own sessions and would keep running."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     previous = {number: signal.getsignal(number) for number in numbers}
     heard = [number for number in numbers if previous[number] != signal.SIG_IGN]  # nohup ignores SIGHUP
@@ -279,7 +279,7 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
 
 
 def begin(goal: Goal, seed: int, known: Outcome | None, recipe: str, settings: str) -> Outcome:
-    """Return the known outcome of a goal's training, or a new one if unknown or its settings changed.
+    """Return the known outcome of a goal's training run, or a new outcome if unknown or if settings changed.
 
     Args:
         goal: Task, threshold and overrides.
@@ -307,7 +307,7 @@ def begin(goal: Goal, seed: int, known: Outcome | None, recipe: str, settings: s
 
 
 def measured(known: Outcome, goal: Goal | None) -> Outcome:
-    """Return a copy of an outcome judged against a goal, using the run's rows or stored values."""
+    """Return a copy of an outcome, judged against a goal by the run's metrics rows or else by stored values."""
     from learn.learning import hold_against, measure_run
 
     outcome = dataclasses.replace(known, stats=dict(known.stats))
@@ -321,11 +321,11 @@ def measured(known: Outcome, goal: Goal | None) -> Outcome:
 
 
 COMPOSING = threading.Lock()
-"""Lock for Hydra's global state: trainings start in several threads."""
+"""Lock for Hydra's global state, since several threads start training runs."""
 
 
 def composed(goal: Goal, recipe: str) -> tuple[str, str]:
-    """Return the recipe of a goal's training, and a hash of all settings that learning depends on."""
+    """Return the name of a goal's recipe, and a hash of all settings that learning depends on."""
     from gpusim_rl.settings.compose import compose
 
     with COMPOSING:
@@ -337,7 +337,7 @@ def composed(goal: Goal, recipe: str) -> tuple[str, str]:
 
 
 def cpu_shares(jobs: int) -> queue.SimpleQueue[set[int] | None]:
-    """Return a queue with the CPUs of each concurrent training; None if they cannot be divided."""
+    """Return a queue with a set of CPUs per concurrent training run, or with None if they cannot be divided."""
     shares: queue.SimpleQueue[set[int] | None] = queue.SimpleQueue()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     for job in range(jobs):
@@ -383,7 +383,7 @@ def env_counts(overrides: Sequence[str]) -> tuple[list[int], list[str]]:
 
 
 def measure_task(args: argparse.Namespace, overrides: Sequence[str], counts: Sequence[int]) -> dict[str, Any]:
-    """Check the settings; return the task's part of the report, and a function `cases` of the env count."""
+    """Check the settings; return the task's entries of the report. `cases` maps a number of envs to its cases."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.errors import ConfigError
     from gpusim_rl.learn.algorithm import choose_precision
@@ -427,7 +427,7 @@ def worker_command() -> list[str]:
 
 
 def draw(make: Callable[[Any], Any], path: Path) -> bool:
-    """Save a plot if matplotlib is installed; `make` is called with the module `matplotlib.figure`."""
+    """Save the figure that `make(matplotlib.figure)` returns; return False if matplotlib is not installed."""
     from gpusim_rl.errors import ConfigError, import_extra
 
     try:

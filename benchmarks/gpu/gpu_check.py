@@ -8,7 +8,7 @@ python benchmarks/gpu/gpu_check.py --device cpu          tiny sizes without a GP
 
     probe       facts about versions, captures, physics and graph modes (benchmarks/gpu/gpu_probe.py)
     bench       throughput at 4096 envs (benchmarks/bench.py)
-    learn       a training (train.py), timed until its mean return reaches the target
+    learn       a training run (train.py), timed until its mean return reaches the target
     tests       the decisive tests of tests/gpu
     audit       copies, waits and occupancy in steady state (`gpusim-rl audit`)
     more_tests  the other tests of tests/gpu; only if named in --parts
@@ -70,11 +70,11 @@ class Plan:
     Attributes:
         num_envs: Number of envs for all parts except tests; the benchmark is judged at this number.
         env_counts: Env counts to benchmark.
-        rounds: Rounds of the benchmark.
-        seconds: Duration of each case in a round [s].
-        warm_up: Iterations before the first round.
+        rounds: Number of benchmark rounds.
+        seconds: Minimum duration of each case per round [s].
+        warm_up: Benchmark iterations before the first round.
         overrides: Settings for all parts.
-        max_iterations: Maximum iterations of the training.
+        max_iterations: Maximum iterations of the training run.
     """
 
     num_envs: int
@@ -171,7 +171,7 @@ def check_input(args: argparse.Namespace) -> None:
 
 
 def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any]:
-    """Run one part at a time, and save the report after each.
+    """Run the parts one at a time, saving the report after each; return the report.
 
     Args:
         args: From `parse` and `check_input`.
@@ -244,7 +244,7 @@ def check(args: argparse.Namespace, command: str, began: float) -> dict[str, Any
 
 
 def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an earlier report, with all of its env counts.
+    """Return the parts of an earlier report, and its env counts together with the requested env counts.
 
     Raises:
         ConfigError: The file is not a report, or differs in commit, device or settings.
@@ -383,7 +383,7 @@ def run_probe(job: Job) -> Part:
         return json.loads(file.read_text())
 
     def hangs() -> bool:
-        """Return whether the current fact has exceeded its time."""
+        """Report new facts; return whether the current fact has exceeded its time limit."""
         found, now = read(), time.monotonic()
         new = {name: fact for name, fact in found["facts"].items() if name not in told}
         for name, fact in new.items():
@@ -460,7 +460,7 @@ def run_learning(job: Job) -> Part:
 
 
 def run_rows(runs: Path) -> list[dict[str, Any]]:
-    """Read the rows of the only run in a folder."""
+    """Read the metrics rows of the only run in a folder."""
     from learn.learning import read_rows
 
     return [row for file in runs.glob("Ant/2*/metrics.csv") for row in read_rows(file)]
@@ -498,9 +498,9 @@ def read_tests(output: str) -> dict[str, str]:
 
 
 def run_bench(job: Job) -> Part:
-    """Benchmark one env count at a time, the judged one first, while time remains.
+    """Benchmark one env count at a time, starting with the judged one, while time remains.
 
-    Earlier env counts are measured again only if named in `--env-counts` or failed.
+    Env counts with earlier results are measured again only if named in `--env-counts` or failed.
     """
     args, plan, old, began = job.args, job.args.plan, job.old, time.monotonic()
     measured: dict[int, Part] = {each["num_envs"]: each for each in old.get("env_counts", [])}

@@ -32,10 +32,10 @@ ROUNDS = 5
 """Rounds per measurement; the result is the median."""
 
 SPREADS = 10.0
-"""Maximum ratio of the captured-eager distance to the eager-eager distance."""
+"""Maximum ratio of the captured-eager difference to the eager-eager difference."""
 
 MOST_SPREAD = 1e-3
-"""Maximum difference between two eager rollouts of 16 control steps from the same state."""
+"""Maximum observation difference between two eager rollouts of 16 control steps from the same state."""
 
 SETTLING = 60
 """Control steps before measuring, so that the robots are on the ground."""
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 def find(wanted: dict[str, Callable[[], Fact]], file: Path) -> bool:
     """Collect the facts missing from a file until one fails; return whether the file is complete.
 
-    The file has `facts` by name, the `missing` names, and the current one as `running`.
+    The file has the `facts` by name, the names of `missing` facts, and the name of the `running` fact.
     """
     known: dict[str, Fact] = json.loads(file.read_text())["facts"] if file.is_file() else {}
 
@@ -145,7 +145,7 @@ def versions() -> Fact:
 
 
 def loop_kernels() -> tuple[Any, Any]:
-    """Make the kernels of a loop with five iterations: initialisation, and a body that counts."""
+    """Make the kernels of a five-iteration loop: one sets the loop counter, the other is the body that counts down."""
     import warp as wp
 
     @wp.kernel
@@ -161,7 +161,7 @@ def loop_kernels() -> tuple[Any, Any]:
 
 
 def loop_in_graph(name: str) -> Fact:
-    """Check that torch's graph capture keeps its id across a Warp loop."""
+    """Check a Warp loop in torch's graph capture: stable capture id, memory pool, loop count, new random numbers."""
     import torch
     import warp as wp
 
@@ -259,12 +259,12 @@ def bare_physics(device: str, num_envs: int, overrides: Sequence[str], *, other_
 
 
 def same_rollout(lines: Sequence[str], graph: str) -> Fact:
-    """Compare captured and eager rollouts of Ant, four times from the same state.
+    """Compare captured and eager rollouts of Ant: four rollouts from the same state.
 
-    The reference is two eager rollouts: equal on a CPU, but on CUDA atomics order constraints arbitrarily.
+    The reference is the difference of two eager rollouts: 0 on a CPU, but CUDA's atomics order constraints arbitrarily.
 
     Returns:
-        Median and maximum difference of the observations from the first rollout, per control step.
+        Median and maximum observation difference of each rollout from the first one, per control step.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Targets for a CUDA device, and the comparison of results of `benchmarks/gpu/gpu_check.py` with the targets."""
+"""Targets for a CUDA device, and their comparison with the results of `benchmarks/gpu/gpu_check.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PARTS = ("probe", "bench", "learn", "tests", "audit", "more_tests")
-"""Parts in order: cheap and decisive parts first; the profiler, the most likely to crash, late."""
+"""Parts in order: cheap and decisive parts first; the profiler late, since it is the most likely to crash."""
 
 BUSY, OVER_PHYSICS = 0.95, 0.70
 RETURN, PAPER_S, AIM_S = 3000.0, 20.0, 10.0
@@ -19,7 +19,7 @@ Part = dict[str, Any]
 
 
 def read_audit(report: Mapping[str, Any]) -> Part:
-    """Return results of `gpusim-rl audit --out` per steady iteration, with metrics transfers separate (`row_bytes`)."""
+    """Summarise a report of `gpusim-rl audit --out` per steady iteration; `row_bytes` are copies of metrics rows."""
     phases = {name: phase for name, phase in report["phases"].items() if name not in NOT_COUNTED}
     iterations, rows = report["iterations"], report["log_rows"]
     copied = {"to_device": 0.0, "to_host": 0.0}
@@ -68,12 +68,12 @@ def check_targets(
         num_envs: Env count at which throughput is judged.
         env_counts: Env counts to measure.
         on_cuda: Whether the device is CUDA; the targets apply only to CUDA.
-        full: Whether the sizes are full; small sizes skip some targets.
-        wanted: Target return of the training.
+        full: Whether the parts ran at full size; some targets are not judged at small sizes.
+        wanted: Target return of the training run.
         asked: Requested parts; others are not judged.
 
     Returns:
-        Dicts with name, target, value, ok (None: not judged), note, and aim (a goal that cannot fail).
+        Dicts with name, target, value, ok (None: not judged), note, and aim (True: missing it is not a failure).
     """
     probe, bench, learn, audit = (parts.get(name, {}) for name in ("probe", "bench", "learn", "audit"))
     found: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Learning benchmark: train tasks to a threshold or for a stated time, and store the outcomes."""
+"""Learning benchmark: train tasks up to a threshold or time limit, and store the outcomes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.discover import tasks
 
 SCHEMA = 4
-"""Format version. 3 lacks `recipe` and `in_full`; 2 `stat`; 1 `settings` and `episodes`, and has partial means."""
+"""Format version. New in 4: `recipe`, `in_full`; in 3: `stat`; in 2: `settings`, `episodes`. 1 has partial means."""
 POINTS = 60
 """Maximum stored points per curve."""
 NEWEST = 10
@@ -45,19 +45,19 @@ STOP_S = 120.0  # a stopped run finishes its iteration and saves a checkpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Goal of a task's training, and its time limit.
+    """Learning goal and time limit of a task.
 
     Attributes:
         task: Name.
-        threshold: Target mean over the last 100 episodes: a return, or one of the task's metrics by name,
+        threshold: Target mean over the last 100 episodes: a return, or one of the task's metrics by name, as in
             `{success: 0.5}`.
-        minutes: Time limit [min]; tasks that are too hard report their progress.
-        overrides: Overrides for this machine class, as for train.py.
+        minutes: Time limit [min]; tasks that miss the threshold report their progress.
+        overrides: Overrides for this class of machine, as for train.py.
         compare: Published return and source.
         success: Formats of the task's success metrics, by name: `"{:.1f} turns per episode"`.
         prepare: Python commands that write training inputs, such as demonstrations.
 
-    In overrides and commands, `{seed}` stands for the seed of the training.
+    In overrides and commands, `{seed}` stands for the seed of the run.
     """
 
     task: str
@@ -76,7 +76,7 @@ class Goal:
             )
 
     def for_seed(self, seed: int) -> Goal:
-        """Return the goal with the overrides and commands for a seed."""
+        """Return the goal with `{seed}` replaced in overrides and commands."""
         overrides, commands = (
             tuple(word.replace("{seed}", str(seed)) for word in words) for words in (self.overrides, self.prepare)
         )
@@ -84,7 +84,7 @@ class Goal:
 
     @property
     def judged(self) -> tuple[float, str]:
-        """The threshold and the name of its metric; "" for the return."""
+        """Threshold, and the name of its metric ("" for the return)."""
         if isinstance(self.threshold, dict):
             [(stat, threshold)] = self.threshold.items()
             return threshold, stat
@@ -93,7 +93,7 @@ class Goal:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """Outcome of one training.
+    """Outcome of one training run.
 
     Attributes:
         task: Name.
@@ -101,7 +101,7 @@ class Outcome:
         recipe: Name of the recipe.
         threshold: See `Goal`.
         stat: Metric of the threshold; "" for the return.
-        overrides: Settings of the training.
+        overrides: Overrides of the run.
         settings: Hash of all settings that learning depends on, if known.
         run: Run folder, for resuming.
         reached: Whether the threshold was reached.
@@ -117,7 +117,7 @@ class Outcome:
         stats: Task metrics: newest values in the last NEWEST rows; for the threshold's metric, the judged mean.
         in_full: Task metrics under mean actions in the full task, if measured.
         diverged: Number of envs that diverged.
-        curve: Env steps [million], seconds and return, at most POINTS of them.
+        curve: At most POINTS points: env steps [million], training time [s] and return.
         environment: Machine, versions, command and commit.
     """
 
@@ -167,7 +167,7 @@ def read_goals(file: Path) -> dict[str, Goal]:
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
-    """Read the stored outcomes; empty without a file."""
+    """Read the stored outcomes; return [] without a file."""
     if not file.is_file():
         return []
     return [Outcome(**entry) for entry in json.loads(file.read_text())["outcomes"]]
@@ -238,7 +238,7 @@ def _means_of_episodes(rows: Sequence[Mapping[str, Any]], stat: str) -> list[flo
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read the complete rows of a metrics.csv that may still be growing; empty without a file."""
+    """Read the complete rows of a metrics.csv that may still be growing; return [] without a file."""
     if not file.is_file():
         return []
     text = file.read_text()
@@ -247,10 +247,10 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def hold_against(outcome: Outcome, threshold: float, stat: str = "") -> None:
-    """Judge a training whose metrics rows are gone by another threshold and metric.
+    """Judge a run by another threshold and metric, although its metrics rows are gone.
 
-    Only the thinned curve is left, so the time to the threshold is rounded up to its next point or to the end. The
-    last task metrics may average few episodes: they cannot reach a threshold, but keep one already reached.
+    Only the thinned curve is left, so the time to the threshold is rounded up to its next point or to the end. The last
+    task metrics may average few episodes, so for them only an already reached threshold (or a lower one) counts.
     """
     held = outcome.reached and outcome.stat == stat and outcome.threshold >= threshold
     outcome.threshold, outcome.stat = threshold, stat
@@ -273,9 +273,9 @@ def train_to(
     stop: threading.Event | None = None,
     say: Callable[[str], None],
 ) -> Outcome:
-    """Start or resume training, until the threshold or time limit is reached.
+    """Start or resume a training run, and stop it at the threshold or time limit.
 
-    Training runs in a process that saves a checkpoint when stopped, so a larger time limit resumes it.
+    Training runs in a process that saves a checkpoint when stopped; a later call with a larger time limit resumes it.
 
     Args:
         goal: Goal for the seed.
@@ -372,7 +372,7 @@ def prepare(words: str, environment: Mapping[str, str], stop: threading.Event) -
 
 
 def _environment(run: Path) -> dict[str, Any]:
-    """Return machine and versions of a run, and of earlier starts on a different setup."""
+    """Return the machine and versions of a run; `earlier` lists its starts on another machine or commit."""
     try:
         metadata = json.loads((run / "env.json").read_text())
     except (OSError, ValueError):  # training failed at startup
@@ -387,7 +387,7 @@ def _environment(run: Path) -> dict[str, Any]:
 
 
 def _more_iterations(run: Path) -> list[str]:
-    """Return the override that allows a completed run to continue."""
+    """Return the override that a completed run needs to continue; empty if the run is not completed."""
     rows, settings = read_rows(run / "metrics.csv"), yaml.safe_load((run / "config.yaml").read_text()) or {}
     done = int(rows[-1].get("iteration") or 0) if rows else 0
     return [f"max_iterations={2 * done}"] if done and done >= settings.get("max_iterations", math.inf) else []
@@ -482,7 +482,7 @@ def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[st
 
 
 def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
-    """Return each seed's steps or time to the goal, or to the end if fewer than half reached the goal."""
+    """Return each seed's steps or time to the goal, or the totals if fewer than half of the seeds reached the goal."""
     before = [seed.prepare_seconds if name == "seconds" else 0.0 for seed in seeds]
     spent = [getattr(seed, f"{name}_to_threshold") for seed in seeds]
     if median_time(spent) is None:
@@ -499,7 +499,7 @@ def _success(seeds: Sequence[Mapping[str, float]], goal: Goal | None) -> str:
 
 
 def _learned(seeds: Sequence[Outcome]) -> bool:
-    """Return whether the final return beats random actions, or a threshold was reached."""
+    """Return whether any seed reached the threshold or beats random actions; True if the returns are unknown."""
     pairs = [(o.final_return, o.random_return) for o in seeds]
     known = [(final, random) for final, random in pairs if final is not None and random is not None]
     return not known or any(o.reached for o in seeds) or any(final > random for final, random in known)
@@ -524,7 +524,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def front_page(results: Mapping[str, Mapping[str, Learned]]) -> list[str]:
-    """Format the Markdown table of docs/tasks.md: task (recipe; `*`: other settings), aim, result."""
+    """Format the Markdown table of docs/tasks.md: task (recipe; `*`: with overrides), aim, result."""
     lines = ["|task (recipe)|learns to|goal reached|", "|---|---|---|"]
     for name, entry in tasks().items():
         if name not in results:
@@ -540,7 +540,7 @@ def front_page(results: Mapping[str, Mapping[str, Learned]]) -> list[str]:
 
 
 def results(file: Path) -> dict[str, dict[str, Learned]]:
-    """Return the result of each task and recipe in tasks.json, over its seeds."""
+    """Return the results over all seeds in tasks.json, by task and recipe."""
     seeds: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for outcome in json.loads(file.read_text(encoding="utf-8"))["outcomes"]:
         seeds.setdefault(outcome["task"], {}).setdefault(outcome["recipe"], []).append(outcome)
@@ -551,7 +551,7 @@ def results(file: Path) -> dict[str, dict[str, Learned]]:
 
 
 def _task_result(seeds: Sequence[dict[str, Any]]) -> Learned:
-    """Return a task's result over all seeds: medians of the times or final values."""
+    """Return a task's result over all seeds: median time to the threshold, or final value if too few reached it."""
     first, stat = seeds[0], seeds[0].get("stat") or ""
     form = ".2g" if stat else ",.0f"
     threshold, name = f"{first['threshold']:{form}}", f"{stat} " if stat else ""
@@ -574,14 +574,14 @@ def _task_result(seeds: Sequence[dict[str, Any]]) -> Learned:
 
 
 def fill(text: str, lines: Sequence[str], mark: str = "learn") -> str:
-    """Put lines between the marks `<!-- learn -->` and `<!-- /learn -->` of a text; no-op without the marks."""
+    """Return the text with the lines between `<!-- learn -->` and `<!-- /learn -->` replaced, if it has these marks."""
     head, begin, rest = text.partition(f"<!-- {mark} -->\n")
     _, end, tail = rest.partition(f"<!-- /{mark} -->")
     return text if not end else "".join([head, begin, *(f"{line}\n" for line in lines), end, tail])
 
 
 def draw(outcomes: Sequence[Outcome], figures: Any) -> Any:
-    """Plot the curve of every training, one panel per task; `figures` is `matplotlib.figure`."""
+    """Plot the learning curve of every run, one panel per task; `figures` is `matplotlib.figure`."""
     tasks = sorted({outcome.task for outcome in outcomes})
     columns = min(4, max(1, len(tasks)))
     rows = max(1, -(-len(tasks) // columns))

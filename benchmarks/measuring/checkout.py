@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def process_environment(**more: str) -> dict[str, str]:
-    """Return environment variables, and `more`, for a process that imports this checkout."""
+    """Return the environment variables of this process with the checkout in PYTHONPATH, updated with `more`."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, **more}
 

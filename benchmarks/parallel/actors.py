@@ -1,16 +1,16 @@
-"""Measure actors: throughput over their number, losses after a kill, and rollout transfer time.
+"""Measure actors: throughput over the number of actors, losses after a kill, and rollout transfer time.
 
     python benchmarks/parallel/actors.py [scaling spin faults copies] --rounds 3
     python benchmarks/parallel/actors.py report
 
-Updates the measured sections of scale.json, and writes scale.md and scale.png; `report` only writes these two.
+Updates the measured sections of scale.json, and writes scale.md and scale.png; `report` only writes the latter two.
 
-- scaling: whole trainings (`train.py`, IMPALA, two layers of 64) on envs that only sleep, one env per actor.
+- scaling: whole training runs (`train.py`, IMPALA, two layers of 64) on envs that only sleep, one env per actor.
 - spin: the same with envs that compute. Actors beyond the number of cores cannot help.
-- faults: SIGKILL of an actor, and of the learner, during a training.
+- faults: SIGKILL of an actor, and of the learner, during training.
 - copies: transfer time of a rollout [ms]: request, send, receive and copy.
 
-Rounds are interleaved; speeds are medians over rounds. Trainings are processes, measured by the rows that they print.
+Rounds are interleaved; speeds are medians over rounds. Each training run is a process that prints metrics rows.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ OURS = {
 COPIED = {"horizon": HORIZON, "num_envs": 64, "obs": 500}
 LAST = Path("checkpoints") / "last.pt"
 GONE_S = 5.0
-"""Time for the processes of a killed learner to exit [s]."""
+"""Maximum time for the processes of a killed learner to exit [s]."""
 PATIENCE_S = 120.0
-"""Time for actors to start [s]."""
+"""Maximum time for actors to start [s]."""
 
 Row = dict[str, Any]
 
 
-# A training
+# Training runs
 
 
 def training(kind: str, actors: int, env: Mapping[str, Any], folder: Path, *more: str, num_envs: int = 1) -> list[str]:
-    """Return the command line of a training, without `python`."""
+    """Return the command line of a training run, without `python`."""
     kwargs = [f"+env.kwargs.{name}={value}" for name, value in env.items()]
     return [
         *("train.py", "task=Gymnasium", "env._target_=actor_envs.make", *kwargs, "env.max_episode_steps=1000"),
@@ -68,7 +68,7 @@ def training(kind: str, actors: int, env: Mapping[str, Any], folder: Path, *more
 
 @contextlib.contextmanager
 def running(words: Sequence[str]) -> Iterator[Child]:
-    """Run a training that prints json events, one per line."""
+    """Start a training run that prints JSON events, one per line; yield its process."""
     command = [sys.executable, *[str(ROOT / word) if word == "train.py" else word for word in words]]
     environment = process_environment(OMP_NUM_THREADS="1", WANDB_MODE="offline")
     environment["PYTHONPATH"] += f":{ROOT / 'benchmarks' / 'parallel'}"
@@ -80,7 +80,7 @@ def running(words: Sequence[str]) -> Iterator[Child]:
 
 
 def rows_of(child: Child) -> Iterator[Row]:
-    """Yield the metrics rows that a training prints, each with its arrival time `at` [s]."""
+    """Yield the metrics rows that a training run prints, each with its arrival time `at` [s]."""
     assert child.process.stdout is not None
     for line in child.process.stdout:
         if line.startswith(b"{") and (event := json.loads(line))["event"] == "row":
@@ -88,7 +88,7 @@ def rows_of(child: Child) -> Iterator[Row]:
 
 
 def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[Row]:
-    """Return the rows of the next `seconds`; with `alive`, all rows until that many actors are running."""
+    """Return the rows of the next `seconds`; with `alive`, all rows until exactly that many actors are running."""
     taken, until = list[Row](), time.monotonic() + (seconds if alive is None else PATIENCE_S)
     while time.monotonic() < until:
         taken.append(next(rows))
@@ -100,7 +100,7 @@ def take(rows: Iterator[Row], seconds: float, alive: int | None = None) -> list[
 
 
 def train(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Return throughput and lag of a training, measured for some seconds while all actors are running."""
+    """Return throughput, policy lag and time shares of a training run, measured while all actors are running."""
     with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
         rows = rows_of(child)
         take(rows, 0.0, alive=actors)
@@ -117,7 +117,7 @@ def train(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row
 def scaling(
     kinds: Sequence[str], counts: Sequence[int], env: Mapping[str, Any], *, rounds: int, seconds: float
 ) -> Iterator[list[Row]]:
-    """Yield the rows of all cases after each round."""
+    """Yield the table rows of all cases after each round."""
     found: dict[tuple[str, int], list[Row]] = {(kind, count): [] for kind in kinds for count in counts}
     for _ in range(rounds):
         for (kind, count), measured in found.items():
@@ -127,7 +127,7 @@ def scaling(
 
 
 def _summary(kind: str, count: int, found: Mapping[tuple[str, int], list[Row]]) -> Row:
-    """Return a table row; ratios are medians of the ratios within each round."""
+    """Return a case's table row; `efficiency` is the median of the ratios within rounds."""
     here = found[kind, count]
     least = min(other for of, other in found if of == kind)
     first = [row["steps_per_s"] / least for row in found[kind, least]]
@@ -142,14 +142,14 @@ def _summary(kind: str, count: int, found: Mapping[tuple[str, int], list[Row]]) 
 
 
 def descendants(pid: int) -> list[Any]:
-    """Return all descendants of a process."""
+    """Return all descendant processes of a process."""
     import psutil
 
     return psutil.Process(pid).children(recursive=True)
 
 
 def actors_of(pid: int) -> list[Any]:
-    """Return the actor processes, with either engine."""
+    """Return the actor processes of a learner process, for either engine."""
 
     def is_actor(words: list[str]) -> bool:
         return any("process_engine import main" in word or word.startswith("ray::RemoteActor") for word in words)
@@ -158,7 +158,7 @@ def actors_of(pid: int) -> list[Any]:
 
 
 def kill_actor(kind: str, actors: int, env: Mapping[str, Any], seconds: float) -> Row:
-    """Kill an actor; return how long its loss and return took, and how the learner's updates continued."""
+    """Kill an actor; return the times until its loss is noticed and it is back, and the longest update gaps [s]."""
     with tempfile.TemporaryDirectory() as folder, running(training(kind, actors, env, Path(folder))) as child:
         rows = rows_of(child)
         take(rows, 0.0, alive=actors)
@@ -203,7 +203,7 @@ def run_of(folder: Path) -> Path:
 
 
 def _check_run(folder: Path) -> Row:
-    """Return whether the metrics have each iteration once, and the last one has a checkpoint."""
+    """Return whether the metrics have each iteration once, and the last checkpoint is from the last iteration."""
     import csv
 
     import torch
@@ -470,7 +470,7 @@ def measure(name: str, args: argparse.Namespace) -> Iterator[list[Row]]:
 
 
 def note(name: str, args: argparse.Namespace, rows: list[Row]) -> None:
-    """Replace a section of scale.json, with its command, commit and machine."""
+    """Replace a section of scale.json, including its command, commit and machine."""
     from gpusim_rl.files.provenance import describe_environment, git_state
 
     environment = describe_environment()

@@ -26,8 +26,8 @@ def plain(value: Any) -> list[float]:
 def describe(model: mujoco.MjModel, root: str, pose: dict[str, float], ground: str) -> Numbers:
     """Return the model values of one robot, the ground and the options.
 
-    Shapes, centres of mass and the mass matrix are evaluated in a pose with the root at the origin, regardless of how
-    the robot is divided into bodies. Shapes that collide with nothing are left out.
+    Geoms, centres of mass and the mass matrix are evaluated in a pose with the root at the origin, regardless of how
+    the robot is divided into bodies. Geoms that cannot collide are left out.
 
     Args:
         model: The model.
@@ -93,13 +93,13 @@ def joint_of(model: mujoco.MjModel, actuator: int, prefix: str) -> str:
 
 
 def dofs(model: mujoco.MjModel, joint: int) -> range:
-    """Return the degrees of freedom of a joint."""
+    """Return the indices of a joint's degrees of freedom."""
     first = model.jnt_dofadr[joint]
     return range(first, first + (6 if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE else 1))
 
 
 def differences(ours: Numbers, theirs: Numbers) -> list[tuple[str, str, Any, Any]]:
-    """Return (what, field, ours, theirs) for all values that differ in five digits; ours may have extra sites."""
+    """Return (what, field, ours, theirs) for all values whose first five digits differ; ours may have extra sites."""
     rows: list[tuple[str, str, Any, Any]] = []
     for what in theirs.keys() | {what for what in ours if not what.startswith("site ")}:
         if what not in ours or what not in theirs:

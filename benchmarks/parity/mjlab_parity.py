@@ -130,7 +130,7 @@ def agrees(row: dict[str, Any]) -> bool:
 
 
 def reason_for(name: str, kind: str, term: str) -> tuple[float, str]:
-    """Return the limit of a term's difference and the reason for it."""
+    """Return the limit of a term's difference, and why the term may differ; "" if no difference is expected."""
     for case, kinds, terms, limit, reason in REASONS:
         if fnmatchcase(name, case) and fnmatchcase(term, terms) and any(fnmatchcase(kind, k) for k in kinds.split("|")):
             return limit, reason
@@ -150,7 +150,7 @@ def make(case: Case, num_envs: int) -> Any:
 
 
 def terrain(case: Case, envs: int) -> dict[str, Any] | None:
-    """Return our height field, its difficulty, and the initial positions of mjlab's robots; None on flat ground."""
+    """Return our height field, its contact parameters and mjlab's initial robot positions; None on flat ground."""
     import torch
 
     task = (env := make(case, 1)).task
@@ -272,7 +272,7 @@ class Ours:
 
 
 def difference(ours: Any, theirs: Any) -> tuple[float, float, float]:
-    """Return our largest value, the largest difference (relative above 1), and the mean difference."""
+    """Return our largest value, the largest difference (relative for values above 1), and the mean difference."""
     import torch
 
     theirs = torch.as_tensor(theirs).flatten(1) if torch.as_tensor(theirs).ndim > 1 else torch.as_tensor(theirs)

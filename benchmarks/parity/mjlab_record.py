@@ -34,7 +34,7 @@ VERSIONS = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch")
 
 
 def numbers(value: torch.Tensor, digits: int) -> Any:
-    """Return a tensor as nested lists with `digits` digits; 0: all digits of float32."""
+    """Return a tensor as nested lists with `digits` significant digits; 0: all digits of float32."""
     if value.ndim:
         return [numbers(row, digits) for row in value]
     number = float(f"{value.item():.{digits}g}") if digits else float(str(value.numpy()))
@@ -76,7 +76,7 @@ def make(name: str, terrain: dict[str, Any] | None) -> Any:
 
 
 def command(env: Any, rng: np.random.Generator) -> torch.Tensor:
-    """Set a fixed command in every env: standing, walking, turning, running."""
+    """Set a fixed command in every env (standing, walking, turning, running); return the commands."""
     value = rng.uniform([-1.0, -1.0, -0.5], [1.0, 1.0, 0.5], (ENVS, 3)).round(2)
     value[rng.integers(ENVS)] = 0.0
     value[rng.integers(ENVS), 0] = 1.7
@@ -231,7 +231,7 @@ def record(name: str, terrain: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def join(rounds: list[Any], digits: int = 6) -> Any:
-    """Concatenate the envs of all rounds; states keep full precision, other values six digits."""
+    """Concatenate the envs of all rounds; states keep full precision, other values keep six digits."""
     if isinstance(rounds[0], dict):
         return {
             key: join([each[key] for each in rounds], 0 if key in ("state", "next") else digits) for key in rounds[0]

@@ -4,12 +4,12 @@
     python benchmarks/robots/robots.py menagerie=FOLDER --simulators mujoco,mjwarp,newton --one-per-folder --most 40
     python benchmarks/robots/robots.py bullet=FOLDER --skip random_urdfs --jointed    files with movable joints
 
-Every file is loaded in a separate process. `task`: whether `new_task` can write a task from a URDF; `loads`: whether a
-scene loads the file and a simulator steps it; else the error line. `apart`: maximum coordinate difference [m, rad, or
-quaternion component] from mj_step after 50 control steps of 4 physics steps with the same random controls; null if
-plain MuJoCo rejects the file (`plain`). For URDF, plain MuJoCo gets the scene's mesh paths, compiler settings, excluded
-pairs and repaired masses (`mended`); objects without joints get a free joint. `chaos`: MuJoCo's own divergence from an
-initial state 1e-7 off; above 1e-3, float32 simulators are not compared. Other results in robots.json are kept.
+Every file is loaded in a separate process. `task`: whether `new_task` can write a task from a URDF, else its error;
+`loads`: whether a scene loads the file and a simulator steps it, else `line` has the error. `apart`: maximum difference
+from mj_step [m, rad, or quaternion component] after 50 control steps of 4 physics steps with the same random controls;
+null if plain MuJoCo rejects the file (`plain`). For URDF, plain MuJoCo gets the scene's mesh paths, compiler settings,
+excluded pairs and repaired masses (`mended`); objects without joints get a free joint. `chaos`: divergence of MuJoCo
+itself from an initial state 1e-7 away; above 1e-3, float32 simulators are not compared. Other results are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOLERANCE = {"mujoco": 1e-5, "mjwarp": 1e-2, "newton": 1e-2}
 
 
 def files_of(folder: Path, skip: str, jointed: bool, one_per_folder: bool) -> list[Path]:
-    """Return the robots of a collection: URDF files, and MJCF files that are models but not scenes."""
+    """Return the robot files of a collection: URDF files, and MJCF files that are models but not scenes."""
     from gpusim_rl.sim.robot_xml import parse, read_content
 
     found: list[Path] = []
@@ -90,7 +90,7 @@ def plain_model(file: Path, free: bool, excludes: Sequence[tuple[str, str]] = ()
 
 
 def run(file: Path, simulator: str) -> dict[str, Any]:
-    """Load, step and compare a robot file; return its row, see the module docstring."""
+    """Load, step and compare a robot file; return its row (see the module docstring)."""
     import mujoco
     import numpy as np
     import torch
@@ -162,7 +162,7 @@ def run(file: Path, simulator: str) -> dict[str, Any]:
 
 
 def write_task(file: Path, folder: str) -> bool | str:
-    """Return whether `new_task` can write a task from a URDF, or the line that it prints."""
+    """Return True if `new_task` can write a task from a URDF, else the error message."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
     import new_task  # pyright: ignore[reportMissingImports]
 
@@ -176,7 +176,7 @@ def write_task(file: Path, folder: str) -> bool | str:
 
 
 def row_of(file: Path, simulator: str, seconds: float) -> dict[str, Any]:
-    """Return the row of a file from a separate process; a traceback or a crash also gives a row."""
+    """Run a robot file in a separate process; return its row, also after an exception, a crash or a timeout."""
 
     def work() -> None:
         try:

@@ -18,7 +18,7 @@ from torch import Tensor
 # Lengths of tasks/assets/trifinger.xml [m]. x: across the finger's radius, y: outwards, z: up, from the hub.
 HUB = 0.29  # height
 SHOULDER = 0.0505  # y of the middle joint
-MIDDLE, LOWER = 0.16, 0.1626  # links, from joint to joint, and to the tip
+MIDDLE, LOWER = 0.16, 0.1626  # link lengths: joint to joint, and joint to tip
 TIP = 0.01685 + 0.04922 + 0.0185  # x of the tip
 WEIGHTS = ((0.25, 0.04485, 0.08, 0.0), (0.021, 0.06607, MIDDLE, 0.06), (0.031, TIP, MIDDLE, LOWER))
 """Per link: mass [kg], x of the centre of mass [m], and its positions along the middle and lower links [m]."""
@@ -27,8 +27,8 @@ TORQUE = 0.36  # N m, of an action of 1
 
 STIFFNESS, DAMPING = 4.0, 0.05  # N m/rad, N m s/rad
 AROUND = 40.0  # degrees: direction of the first tip from the cube's centre; the others are at 120 degree intervals
-OPEN, CLOSED = 0.085, 0.03  # m, radius of the circle of tips; the cube blocks the closed one
-HIGH, LOW = 0.1, 0.035  # m, of the tips
+OPEN, CLOSED = 0.085, 0.03  # m, radius of the circle of tips; the closed circle presses the tips against the cube
+HIGH, LOW = 0.1, 0.035  # m, heights of the tips
 LEAD, GAIN = 0.02, 2.0  # maximum lead of the circle over the cube [m]; lead per metre to the goal
 MAX_RADIUS = 0.19  # m, of the arena
 PLACED = 0.06  # m, horizontal distance from the open circle at which tips descend

@@ -1,4 +1,4 @@
-"""Audit our and other libraries' trainers on our environment: copies and waits by phase.
+"""Audit host-device copies and waits of our and other libraries' trainers on our environment, by phase.
 
 python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64                        all installed
 python benchmarks/throughput/audit_baselines.py task=Ant num_envs=64 --baselines rsl_rl,skrl --out audit.json
@@ -59,7 +59,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def audit_all(overrides: Sequence[str], asked: str, iterations: int) -> dict[str, Any]:
-    """Audit our training and the baselines, each in its own scratch run."""
+    """Audit our training and the baselines, each in its own scratch run; return the report."""
     from gpusim_rl.connect import LIBRARIES
     from gpusim_rl.diagnose.transfers import audit, our_loop
     from gpusim_rl.errors import ConfigError
@@ -104,7 +104,7 @@ def baseline_loop(baseline: Baseline, ours: Loop, module: str) -> Loop:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print copies and waits of each trainer by phase, and the most frequent locations in other libraries."""
+    """Print copies and waits of each trainer by phase, and where other libraries copy or wait most often."""
     from rich.console import Console
     from rich.table import Table
 

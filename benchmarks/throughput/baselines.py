@@ -57,7 +57,7 @@ class Library:
 
     @property
     def distribution(self) -> str:
-        """Name on PyPI."""
+        """Name of the package on PyPI."""
         return LIBRARIES[self.name][1].partition("~")[0]
 
 
@@ -131,7 +131,7 @@ class Baseline:
         version: Version of the library.
         mode: One of `MODES`.
         settings: Effective settings as plain values: precision, compile, trunk, minibatches, schedule, notes, ...
-        env_steps_per_iteration: Control steps, summed over envs.
+        env_steps_per_iteration: Control steps per iteration, summed over envs.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Baseline:
         self._open_phase.close()
 
     def _as_phase(self, phase: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `call` as a phase."""
+        """Wrap a function so that its calls count as a phase."""
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             self._enter(phase)

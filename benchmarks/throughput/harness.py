@@ -52,11 +52,11 @@ class Case:
 
 @dataclass
 class Rounds:
-    """Duration of the measurement.
+    """Measurement schedule.
 
     Attributes:
-        number: Rounds.
-        seconds: Duration of each case in a round [s], at least one iteration.
+        number: Number of rounds.
+        seconds: Minimum duration of each case per round [s]; at least one iteration runs.
         warm_up: Iterations of each case before the first round.
     """
 
@@ -92,7 +92,7 @@ def training_cases(
 
 
 def _bare_mujoco(base: Mapping[str, Any]) -> list[Case]:
-    """Return bare physics with both values of `persistent`; the faster case is the reference."""
+    """Return the bare-physics cases with both values of `persistent`; the faster case is the reference."""
     return [
         Case(f"bare physics, persistent={str(keep).lower()}", {**base, "kind": "physics", "persistent": keep})
         for keep in (False, True)
@@ -100,7 +100,7 @@ def _bare_mujoco(base: Mapping[str, Any]) -> list[Case]:
 
 
 def equal_work(case: Case) -> Case:
-    """Return our training with separate trunks, to compare with a baseline that cannot share a trunk."""
+    """Return our training case with separate trunks, to compare with a baseline that cannot share a trunk."""
     overrides = [*case.spec["overrides"], "ppo.network.separate=true"]
     return Case(f"{case.name}{SEPARATE}", {**case.spec, "overrides": overrides})
 
@@ -112,12 +112,12 @@ class Worker:
     """Parent-side handle of a case's process; unused after an error.
 
     Attributes:
-        speeds: Control steps per second of each round, or None.
+        speeds: Control steps per second in each round; None for failed rounds.
         seconds_outside: Seconds outside `env.step` per control step of one env in each round, or None.
         phases: Seconds of each phase over all rounds; `other` is the remainder.
         settings: Settings reported by the process.
-        memory: Peaks [bytes]; None before `report`.
-        seconds: Newest time per iteration [s].
+        memory: Memory peaks by kind [bytes]; None before `report`.
+        seconds: Latest time per iteration [s].
         error: Why the process ended; None while it is running.
     """
 
@@ -311,7 +311,7 @@ def spread(values: Iterable[float | None]) -> dict[str, float] | None:
 
 
 def ratio(above: Result | None, below: Result | None, key: str = "rounds") -> dict[str, float] | None:
-    """Return median, min and max of the ratios within rounds, or None without a common round."""
+    """Return median, min and max of `above` / `below` within rounds, or None without a common round."""
     if above is None or below is None:
         return None
     pairs = zip(above[key], below[key], strict=True)
@@ -325,10 +325,10 @@ def fastest(results: Sequence[Result], kind: str) -> Result | None:
 
 
 def with_ratios(results: list[Result]) -> list[Result]:
-    """Add the ratio to bare physics to every row, and the ratio of our speed to each other library's row.
+    """Add to every row its ratio to bare physics, and to other libraries' rows the ratio of our speed to theirs.
 
-    A baseline is compared with the same network work (shared or separate trunks) and mode. If a CUDA graph
-    captures `env.step` and everything else, the time of the case `env step` is subtracted, if captured too.
+    A baseline is compared with our training of the same trunks (shared or separate) and mode. If a CUDA graph captures
+    `env.step` and the rest, the trainer's time is the difference from the case `env step`, if that is captured too.
     """
     bare, env = fastest(results, "physics"), fastest(results, "env")
     for row in results:

@@ -1,6 +1,6 @@
 """Worker process that runs one case for `throughput.harness`.
 
-It reads and writes json, one value per line: first the workload, then `{"run": 3}` for three iterations or
+It reads and writes json, one value per line: first the case's spec, then `{"run": 3}` for three iterations or
 `{"report": true}` for peak memory and settings. An error is reported as `{"error": ...}` and ends the process.
 """
 
@@ -45,7 +45,7 @@ class Workload:
     """Measurable workload that runs one iteration at a time.
 
     Attributes:
-        iterate: Runs one iteration: `horizon` control steps in all envs, and the update of a training.
+        iterate: Runs one iteration: `horizon` control steps in all envs, and the update if the workload learns.
         env_steps: Control steps of one iteration, summed over envs.
         settings: Plain values to report.
         device: Device of the workload.
@@ -178,7 +178,7 @@ def _children_now() -> int:
 
 
 def _driver_memory(device: torch.device) -> int | None:
-    """Return the driver's count for this process [bytes], or None if unavailable, as in many containers."""
+    """Return the driver's reading of this process's GPU memory [bytes]; None if unavailable, as in many containers."""
     import pynvml
     import torch
 
@@ -341,7 +341,7 @@ def _random(num_envs: int, size: int, device: torch.device) -> Tensor:
 
 @contextmanager
 def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns: bool) -> Iterator[Workload]:
-    """Build our trainer: the whole training, or only its rollouts."""
+    """Build a workload of our trainer: whole iterations if `learns`, else only rollouts."""
     import torch
 
     from gpusim_rl.run.timing import PhaseTimer
@@ -371,7 +371,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
             settings |= {"epochs": ppo.epochs, "minibatches": algorithm.num_minibatches}
         iterate = (lambda: trainer.iterate(log)) if learns else collect
         env_steps = trainer.cfg.num_envs * ppo.horizon
-        in_env = None if trainer.collector.graphs.whole_rollout else _time("simulate", env)  # replays skip step
+        in_env = None if trainer.collector.graphs.whole_rollout else _time("simulate", env)  # replays do not call step
         yield Workload(iterate, env_steps, settings, trainer.start.device, phases, trainer.collector.graphs, in_env)
 
 
