@@ -1,4 +1,4 @@
-"""Audit a training for host-device copies and waits.
+"""Audit a training run for host-device copies and waits.
 
 gpusim-rl audit task=Ant num_envs=64                     copies and waits by phase of the iteration
 gpusim-rl audit task=Ant device=cuda --out audit.json    the same on a GPU, and all numbers in a file
@@ -48,7 +48,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def audit_training(args: argparse.Namespace) -> dict[str, Any]:
-    """Audit a training; return the content of the JSON."""
+    """Audit a training run; return the content of the JSON output."""
     from gpusim_rl.diagnose.transfers import audit, our_loop, violations
     from gpusim_rl.testing.scratch_training import scratch_training
 

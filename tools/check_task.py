@@ -110,7 +110,7 @@ class Report:
         self._failed = self._passed = 0
 
     def pytest_runtest_logreport(self, report: TestReport) -> None:
-        """Print a check; pytest calls this after its setup, call and teardown."""
+        """Print a check's result; pytest calls this after the check's setup, call and teardown."""
         if report.when != "call" and report.passed:
             return
         check, _, case = report.location[2].rpartition(".")[2].removeprefix("test_").partition("[")

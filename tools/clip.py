@@ -123,7 +123,7 @@ def record(args: argparse.Namespace) -> None:
 
 
 def placements(task: Task[Any], robot: Articulation) -> list[bool]:
-    """Return a list that each control step extends by whether the task moved the robot of env 0."""
+    """Return a list to which each control step appends whether `task.advance` moved the robot of env 0."""
     placed: list[bool] = []
     advance = task.advance
 

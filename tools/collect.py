@@ -77,7 +77,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def collect(args: argparse.Namespace) -> Demonstrations:
-    """Record episodes, filter them by `--keep`, write them and print a summary."""
+    """Record episodes, filter them by `--keep`, write them and print a summary; return the file's demonstrations."""
     limit_openmp_spin()  # before torch is imported
     check_out(args.out, ".npz", overwrite=args.overwrite or args.append)
     if args.keep not in (None, "success"):
@@ -99,7 +99,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         raise ConfigError(problem, key=f"--keep {args.keep}", hint="Try without --keep")
     before = demonstrations.read(args.out)[0] if args.append and args.out.exists() else None
     if args.seed is None:
-        args.seed = 0 if before is None else before.episodes  # so that each `--append` adds other episodes
+        args.seed = 0 if before is None else before.episodes  # so that each `--append` adds different episodes
     torch.manual_seed(args.seed)  # for sampled actions
     run = args.actor if scripted else args.source
     with closing(open_script_envs(args) if run is None else open_run(args, run)) as player:
@@ -153,7 +153,7 @@ def open_run(args: argparse.Namespace, run: str) -> Player:
 
 
 def open_script_envs(args: argparse.Namespace) -> Player:
-    """Build the envs for a script, with settings from the command line."""
+    """Build a player of the envs for a script, with settings from the command line."""
     from gpusim_rl.api import load_spec
     from gpusim_rl.env import Task, VecEnv
     from gpusim_rl.run.devices import choose_devices
@@ -193,7 +193,7 @@ def plain_envs(player: Player) -> VecEnv:
 
 
 def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
-    """Run the user's script; return the function that its `controller` makes."""
+    """Run the user's script; return the function that its `controller` returns."""
     from gpusim_rl.env import Task
 
     file = Path(name)
@@ -201,7 +201,7 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look the module up by name
-    sys.path.append(str(file.resolve().parent))  # as for a script run by Python, but last
+    sys.path.append(str(file.resolve().parent))  # Python does this for scripts, but at the start
     spec.loader.exec_module(module)
     controller: Any = getattr(module, "controller", None)
     if not callable(controller):
@@ -232,7 +232,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """Return (sum of rewards)."""
+        """Episode return: sum of the rewards."""
         return float(self.rewards.sum())
 
 
@@ -245,7 +245,7 @@ def record(
     steps: int | None,
     name: str,
 ) -> list[Episode]:
-    """Step the envs and return equally many episodes from each, which avoids a bias towards short episodes.
+    """Step the envs; return the same number of episodes from each, which avoids a bias towards short episodes.
 
     Args:
         player: Envs at the start of an episode.
@@ -316,7 +316,7 @@ def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
 
 
 def spec_of(env: VecEnv) -> EnvSpec:
-    """Return the properties of the envs that a file's demonstrations must share."""
+    """Return the env properties that all demonstrations in a file must share."""
     from gpusim_rl.env.observations import number_names
     from gpusim_rl.learn.algorithm import EnvSpec
 
@@ -326,7 +326,7 @@ def spec_of(env: VecEnv) -> EnvSpec:
 
 
 def joined(episodes: list[Episode], env: VecEnv, *, executed: bool) -> Demonstrations:
-    """Concatenate episodes to demonstrations, and add properties of their envs."""
+    """Concatenate episodes into `Demonstrations`, and add the env's metadata."""
     import numpy as np
 
     from gpusim_rl.learn.demonstrations import FLAGS, Demonstrations

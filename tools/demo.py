@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the task or `--list` if it comes first; return it, and the other arguments for play."""
+    """Parse the task or `--list` if it comes first; return the result, and the remaining arguments for play."""
     parser = Parser("demo", __doc__)
     parser.option("task", "task, or a prefix of its name", "Arguments", nargs="?", default=FIRST)
     parser.option("--list", "list the demos", "Output", action="store_true")

@@ -101,7 +101,7 @@ def report_machine(args: argparse.Namespace) -> int:
 
 
 def self_tests() -> Iterator[Check]:
-    """Train a tiny Ant for three iterations with every simulator that can run here."""
+    """Train a tiny Ant for three iterations with every simulator that can run here; yield a check for each."""
     import torch
 
     from gpusim_rl.diagnose.machine_check import Check
@@ -183,7 +183,7 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
 
 
 def measure_scaling(args: argparse.Namespace) -> int:
-    """Measure numbers of envs on each device, or numbers of processes or actors, and recommend one."""
+    """Measure speed for numbers of envs, processes or actors, and recommend one."""
     import psutil
 
     args.load = psutil.getloadavg()[0]
@@ -196,7 +196,7 @@ def measure_scaling(args: argparse.Namespace) -> int:
 
 
 def measure_envs(args: argparse.Namespace) -> int:
-    """Measure every number of envs on every device, and recommend one."""
+    """Measure every number of envs on every device, and recommend a device and a number."""
     import torch
 
     from gpusim_rl.diagnose.scaling import recommend
@@ -220,7 +220,7 @@ def measure_envs(args: argparse.Namespace) -> int:
 
 
 def measure_parallel(args: argparse.Namespace, counted: list[str]) -> int:
-    """Measure numbers of processes or actors, given by the options in `counted`, and recommend one."""
+    """Measure speed for the option in `counted` (numbers of processes or actors), and recommend a number."""
     from gpusim_rl.diagnose.scaling import efficiency, reasons, useful
 
     key, fixed = counted[0], [*args.settings]
@@ -257,7 +257,7 @@ def checked(overrides: Sequence[str], config_dir: str | None) -> tuple[str, int]
 
 
 def measure(args: argparse.Namespace, title: str, overrides: list[str], processes: int | None = None) -> Measurement:
-    """Measure a training with these overrides, in `processes` torchrun processes if given."""
+    """Measure a training run with these overrides, in `processes` torchrun processes if given."""
     from gpusim_rl.diagnose.short_training import measure_training
 
     if not args.json:

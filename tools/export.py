@@ -51,7 +51,7 @@ def export(args: argparse.Namespace) -> Path:
     folder, card = write_all(args.run, args.out, int8=not args.no_int8, **options)
     say(*summary(card))
     if version := card.get("scene_needs_mujoco"):
-        say(f"scene.xml needs MuJoCo {version} or newer: its actuators have delays or torque-speed lines")
+        say(f"scene.xml needs MuJoCo {version} or newer: its actuators have delays or torque-speed curves")
     say(str(folder))
     return folder
 

@@ -46,7 +46,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 ARM = TEMPLATES / "arm.xml"
 DOING = {False: "move the joints to random targets.", True: "walk forward and stay upright."}  # by `RobotFacts.free`
 NEEDS = {"feet": ("velocity",), "packages": ("urdf",), "velocity": ("urdf", "mjcf")}
-"""Flags that need one of several others."""
+"""Flags that need at least one of the listed flags."""
 OBSOLETE = re.compile(r"unrecognized attribute: '(\w+)'\s*Element '(\w+)'")
 NOISE = 0.1  # initial joint noise [rad or m]
 NARROW = 0.15  # range of a leg joint [rad]; a smaller one suggests radians that MuJoCo reads as degrees
@@ -84,7 +84,7 @@ class Draft:
 
     @property
     def fixed_base(self) -> bool | None:
-        """Argument `fixed_base` of `Scene.add`."""
+        """Value for the argument `fixed_base` of `Scene.add`."""
         return None if self.free_base is None else not self.free_base
 
 
@@ -162,7 +162,7 @@ def take_settings(draft: Draft, file: Path) -> None:
     """Read an IsaacGymEnvs task's yaml, the PPO settings next to it, and the path of the robot.
 
     Raises:
-        ConfigError: The file is not such a yaml, or does not name the robot.
+        ConfigError: The file is not the yaml of an IsaacGymEnvs task, or does not name the robot.
     """
     theirs = isaacgymenvs.read_settings(file)
     if not isinstance(theirs.get("env"), dict):
@@ -205,7 +205,7 @@ def take_settings(draft: Draft, file: Path) -> None:
 
 
 def take_robot(draft: Draft, env: dict[str, Any], file: Path, code: list[str]) -> list[str]:
-    """Find the robot's file and whether the base is free; return ignored asset settings.
+    """Find the robot's file, and decide whether its base is free; return the ignored asset settings.
 
     Raises:
         ConfigError: The yaml does not name the robot, or the robot is not among the assets.
@@ -304,7 +304,7 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
 
 
 def take_ppo(draft: Draft, file: Path, name: str) -> None:
-    """Read the PPO settings next to a task's yaml, or of its base task."""
+    """Read the PPO settings of a task's yaml or, if there are none, of its base task."""
     from gpusim_rl.settings.compose import compose
 
     folder = file.parent.parent / "train"
@@ -391,7 +391,7 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
         except ConfigError as error:
             draft.notes.append(f"the robot was not copied: {error}")
             return {}
-        draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # all in the copied file
+        draft.robot, draft.free_base, robot.keyframe = str(folder / name), None, False  # the copied file has these
         return {
             folder / (name if path.name == SCENE else path.relative_to(scratch)): path.read_bytes()
             for path in sorted(Path(scratch).rglob("*"))
@@ -401,7 +401,7 @@ def copy_of_robot(draft: Draft, robot: RobotFacts) -> dict[Path, bytes]:
 
 @dataclass(kw_only=True)
 class RobotFacts:
-    """Facts about the robot that the class depends on."""
+    """Facts about the robot that the generated class depends on."""
 
     free: bool  # whether its base is free
     joints: list[str]
@@ -513,7 +513,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
 
 
 def read_spec(file: str, notes: list[str] | None = None) -> mujoco.MjSpec:
-    """Read an MJCF file, with one-line errors. With `notes`, drop attributes that MuJoCo no longer supports."""
+    """Read an MJCF file; errors are one line. With `notes`, drop attributes that MuJoCo no longer supports."""
     from gpusim_rl.sim.robot_file import one_line
     from gpusim_rl.sim.robot_xml import read_mjcf
 
@@ -562,7 +562,7 @@ def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
 def start_poses(
     model: mujoco.MjModel, data: mujoco.MjData, bodies: list[int], joints: list[int]
 ) -> tuple[float, set[tuple[int, int]]]:
-    """Find the lowest point and overlapping bodies over random start poses.
+    """Find the lowest point and overlapping bodies over random initial poses.
 
     Returns:
         Height of the robot's lowest point [m], 0 without geoms, and the pairs of its bodies that overlap.
@@ -576,7 +576,7 @@ def start_poses(
     limits = np.where(model.jnt_limited[joints], model.jnt_range[joints].T, [[-math.inf], [math.inf]])
     for trial in range(256):
         noise = random.uniform(-1, 1, len(addresses))
-        corner = trial >= 64  # of the noise, where bodies overlap most
+        corner = trial >= 64  # extreme noise, where bodies overlap most
         noise = NOISE * (np.sign(noise) if corner else noise)
         data.qpos[addresses] = np.clip(pose[addresses] + noise, *limits)
         mujoco.mj_fwdPosition(model, data)
@@ -593,7 +593,7 @@ def start_poses(
 
 
 def usual_gains(model: mujoco.MjModel, data: mujoco.MjData, joint: int, height: float | None) -> tuple[float, float]:
-    """Guess a joint's stiffness and damping that hold the robot up.
+    """Guess stiffness and damping of a joint (SI units) so that the joints hold the robot up.
 
     On a fixed base, a joint responds at 3 Hz, critically damped, and sags by at most 0.1 rad (1 cm for a slide joint)
     under its load. Legs carry the robot: with a stiffness of 1.2 x weight x height, a quadruped stands still; with
@@ -682,7 +682,7 @@ def yaml_text(draft: Draft, robot: RobotFacts, values: Mapping[str, tuple[Any, s
 
 
 def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
-    """Return the Python file and the yaml for a robot that tracks commanded velocities."""
+    """Return the contents of the Python file and of the yaml for a robot that tracks commanded velocities."""
     from gpusim_rl.sim import Scene
     from gpusim_rl.sim.keyframe import usable
     from gpusim_rl.sim.mirror_image import MirrorImage

@@ -71,7 +71,7 @@ def plot(args: argparse.Namespace) -> Path:
 
 
 def draw(groups: Sequence[Sequence[SavedCurves]], key: str, x_axis: str) -> Figure:
-    """Return the figure: a line for each group of runs, with titles and last values below."""
+    """Return the figure: a line for each group of runs, and a legend with titles and last values below."""
     from matplotlib.figure import Figure
 
     from gpusim_rl.view.charts import time_unit, visible_range
@@ -112,7 +112,7 @@ def tick(axis: Axis, value: float, _: object) -> str:
 def draw_group(axes: Axes, curves: Sequence[Curve], words: Sequence[str], unit: str, common: float | None) -> int:
     """Draw runs and their mean; return the number of legend rows.
 
-    Groups are also compared at `common`, the last x that all of them have reached.
+    Groups are also compared at `common`, the last x that all groups have reached.
     """
     import numpy as np
 
@@ -151,7 +151,7 @@ def draw_threshold(axes: Axes, groups: Sequence[Sequence[SavedCurves]], key: str
 
 
 def read_runs(folders: Sequence[Path], key: str, x_column: str) -> list[SavedCurves]:
-    """Read the runs, skipping those without values in the column; raise ConfigError if none has any."""
+    """Read the runs, skipping runs without values in the column; raise ConfigError if no run has values."""
     from gpusim_rl.view.curves import read_run
 
     runs = []

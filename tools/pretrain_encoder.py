@@ -148,7 +148,7 @@ def collect(player: Player, number: int) -> dict[str, Tensor]:
 
 
 def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.device) -> tuple[VAE, float]:
-    """Train the autoencoder of an image group; return it and its reconstruction error on held-out frames."""
+    """Train an image group's autoencoder; return the network and its reconstruction error on held-out frames."""
     import torch
 
     from gpusim_rl.learn.vae import VAE

@@ -26,7 +26,7 @@ from gpusim_rl.options import Parser
 CLOSE = 0.02  # maximum relative change of the return from rounding weights
 KEPT = ("task", "config", "sim", "seed", "obs_sizes", "images", "num_actions", "iteration", "env_steps")
 PERSONAL = ("log", "checkpoint", "start_from", "trust", "experiment")
-"""Settings with paths or names of the author; like all W&B settings, a demo has their defaults."""
+"""Settings with the author's paths or names; a demo has the defaults of these and of all W&B settings."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,7 +101,7 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
 
 
 def _half(name: str, value: Any) -> Any:
-    """Return a weight in fp16; normaliser statistics, beyond fp16's range, in fp32."""
+    """Convert a weight to fp16, or a normaliser statistic, which may exceed fp16's range, to fp32."""
     import torch
 
     if not value.is_floating_point():
@@ -112,7 +112,7 @@ def _half(name: str, value: Any) -> Any:
 def _progress(env: dict[str, Any]) -> dict[str, Any]:
     """Return the training progress of the first env: terrain levels, command ranges.
 
-    A player copies it to all of its envs.
+    A player copies this progress to all of its envs.
     """
     num_envs = len(env["progress"])
     tensors = env["task"]["tensors"]

@@ -73,7 +73,7 @@ def report(args: argparse.Namespace) -> Path:
 
 
 def pace(group: Group) -> None:
-    """Add the speed of the group's best run and what limited it."""
+    """Add the speed and the bottlenecks of the group's best run."""
     from gpusim_rl.diagnose.rules import conclusion, diagnose
     from gpusim_rl.diagnose.run_stats import read_run_stats
     from gpusim_rl.run.phases import PHASES

@@ -52,12 +52,12 @@ GROUPS = {
     "exported": "the ONNX file, with controls mapped to actuators by the names in policy.json",
 }
 PLAIN = "plain"  # the run's settings in mujoco, without noise and randomisation
-LIKELY = 2.0  # a difference of more standard errors is unlikely to be chance
+LIKELY = 2.0  # a difference of more than two standard errors is unlikely to be chance
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Change to the settings of the plain evaluation."""
+    """Variant of the plain evaluation, with other settings or another simulator."""
 
     name: str
     group: str
@@ -85,7 +85,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Evaluate all variants, print and write the results; return the rows, the plain one first."""
+    """Evaluate all variants, print and write the results; return the rows, starting with the plain variant."""
     wanted = list(GROUPS) if args.only is None else args.only.split(",")
     for name in wanted:
         if name not in GROUPS:
@@ -184,7 +184,7 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
 
 
 def randomized(**params: Any) -> dict[str, Any]:
-    """Return settings that randomise only `params`; a range of one number is fixed."""
+    """Return settings that randomise only `params`; a range with equal ends sets a fixed value."""
     return {"task.randomize": True, "task.randomization_params": params}
 
 
@@ -195,7 +195,7 @@ def scaled(
     of: Callable[[ActorProperties], list[str]] | None,
     factor: float,
 ) -> tuple[dict[str, Any], str]:
-    """Return `actor_params` that scale properties of all elements or of `of(actor)`, and why if there are none."""
+    """Return `actor_params` that scale properties of all elements or of `of(actor)`, and the reason if empty."""
     from gpusim_rl.env.properties import ActorProperties
     from gpusim_rl.sim.params import GROUND
 
@@ -233,7 +233,7 @@ class Exported:
 
     def __init__(self, function: Callable[..., Any], states: Sequence[Sequence[int | str]]) -> None:
         self._function, self._states = function, states
-        self.control: Any = None  # of the last action, [num_envs, actuators]; None if the file has none
+        self.control: Any = None  # controls of the last action, [num_envs, actuators]; None if the file has none
 
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
         """Return zero recurrent states, [layers, batch, units] each."""
@@ -255,7 +255,7 @@ class Exported:
 
 
 def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
-    """Export and load the policy; if its card has controls, they replace the task's `apply_action`."""
+    """Return the exported policy; if its card has controls, they replace the task's `apply_action`."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(package, "export", "exported")
     from gpusim_rl.export import files, parity
@@ -289,7 +289,7 @@ def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the metrics shown next to the return: length, task metrics, and divergences if any."""
+    """Return the names of the metrics next to the return: length, task metrics, and divergences if any."""
     own = [name for name in rows[0] if name.startswith("task/")]
     return ["length_mean", *own, *(["diverged"] if any(row.get("diverged") for row in rows) else [])]
 
