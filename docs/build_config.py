@@ -3,8 +3,8 @@
 python docs/build_config.py                 docs/config.md
 python docs/build_config.py --check         exit code 1 if the page is stale
 
-Each fact has one source: values and meanings of settings are in cfg/, names, types and rules in
-gpusim_rl/settings/schema.py. The comment after a key is its meaning, the comment at the top of a file its introduction.
+Each fact has one source: cfg/ has values and meanings of settings, gpusim_rl/settings/schema.py has names, types and
+rules. The comment after a key is its meaning; the comment at the top of a file is the file's introduction.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ each is followed by the algorithms that have it.
 """
 TASK_HEAD = "Settings of every task. Their values are in the task's yaml, next to the task's own settings.\n"
 GROUPS = {"sim": "auto", "actors": "none", "log": "default", "debug": "none"}
-"""Groups of yamls, and the yaml of each group that has all keys."""
+"""Config groups, each with the name of its yaml that has all keys."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def build() -> str:
-    """Return the page."""
+    """Return the page's Markdown text."""
     every = settings(CFG / "config.yaml")
     sections = {n: [s for s in every if s.key.startswith(f"{n}.")] for n in ("env", "pretrained", "eval", "task")}
     run = [s for s in every if "." not in s.key and s.value is not None]
@@ -127,7 +127,7 @@ def build() -> str:
 
 
 def algorithm(name: str) -> list[Setting]:
-    """Return the settings in an algorithm's yaml; a value that overrides a shared one takes its comment."""
+    """Return an algorithm yaml's settings; overrides without a comment get the shared setting's comment."""
     file = CFG / "algo" / f"{name}.yaml"
     meanings = {s.key: s.comment for other in reversed(shared(file)) for s in settings(other, f"{name}.")}
     own = [s for s in settings(file) if s.key.startswith(f"{name}.")]
@@ -212,8 +212,8 @@ def listing(rows: list[Setting], shown: set[Setting] | None = None, section: str
         rows: The settings.
         shown: Keys (without section) and meanings already on the page. Their rows come last, without the meaning;
             other rows are added to `shown`.
-        section: Section in the keys of `rows`.
-        file: File of cfg/learn that has the rows, if defaults may differ between its algorithms.
+        section: Section that prefixes the keys of `rows`.
+        file: File of cfg/learn that has the rows, if defaults may differ between the algorithms that include it.
     """
     lines, explained = [], []
     for row in rows:

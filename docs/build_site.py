@@ -24,11 +24,11 @@ DOCS = Path(__file__).resolve().parent
 REPLAYED = 250  # control steps: 5 s
 
 NEEDED = ("sphinx", "furo", "myst_parser", "viser", "mjviser")
-"""Modules of the extra `docs`."""
+"""Modules that the extra `docs` installs."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Check the extras, and build the site."""
+    """Check that the extra is installed, and build the site; return the exit code."""
     from gpusim_rl.errors import friendly_errors, import_extra
 
     out = parse(argv).out
@@ -117,7 +117,7 @@ def read_page(name: str) -> tuple[str, str, str]:
 
 
 def outside_requests(site: Path) -> list[str]:
-    """Return messages about external resources that pages load."""
+    """Return a message for each external resource that a page loads."""
     loads = re.compile(
         r"<(?:script|img|iframe|video|source)\b[^>]*\bsrc=\"(?:https?:)?//[^\"]*|<link\b[^>]*\bhref=\"https?://[^\"]*"
     )

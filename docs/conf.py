@@ -27,7 +27,7 @@ REPLAY = """```{raw} html
 <iframe src="replay.html" title="A trained Go1 walks, in 3D" class="replay"></iframe>
 <p class="replay">The Go1 that comes with the package. Drag to rotate, scroll to zoom.</p>
 ```"""
-"""Frame of the replay that `build_site.write_replay` writes."""
+"""Frame (iframe) with the replay that `build_site.write_replay` writes."""
 
 SOURCE = "https://github.com/gpusim-rl/gpusim_rl/blob/main/"
 CONTENTS = {

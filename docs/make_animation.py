@@ -3,7 +3,7 @@
 python docs/make_animation.py runs/Ant/latest@0.45 runs/Hopper/latest --seconds 4      docs/images/trained.webp
 python docs/make_animation.py runs/Pendulum/latest --out pendulum.webp
 
-Every run folder is one tile, labelled with the task; with `@0.45`, the robot fills 0.45 of the tile at the start.
+Every run folder becomes one tile, labelled with the task; with `@0.45`, the robot fills 45 % of the tile at the start.
 The animation plays in real time and repeats.
 Needs Pillow, which `pip install -e ".[view]"` installs.
 """

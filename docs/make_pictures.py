@@ -38,7 +38,7 @@ MOSAICS = {
     "isaaclab": "Cartpole FrankaReach AllegroHand G1Velocity Quadcopter",
     "mjlab": "Go1Velocity G1Velocity Go1Tracking G1Tracking Cartpole",
 }
-"""Tasks in each mosaic, five in a row."""
+"""Tasks in each mosaic, five per row."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def tasks(names: list[str]) -> list[Image]:
 
 
 def mosaic(tiles: list[Image]) -> Image:
-    """Place tiles of equal size side by side, in rows of four or five."""
+    """Combine tiles of equal size into one image, in rows of four or five."""
     from PIL import Image
 
     columns = 5 if len(tiles) % 5 == 0 else 4

@@ -66,7 +66,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """Start Chromium; close it at the end of the block."""
+    """Start Chromium and yield it; close it at the end of the block."""
     from gpusim_rl.errors import ConfigError, import_extra
 
     playwright = import_extra("playwright.sync_api", "test", "make_screenshots")

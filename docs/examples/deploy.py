@@ -4,8 +4,8 @@ gpusim-rl export Go1Velocity
 python docs/examples/deploy.py runs/Go1Velocity/latest/export --command 0.5 0 0
 python docs/examples/deploy.py runs/Go1Velocity/latest/export --square 1.0
 
-The script has no code for a robot or task: `policy.json` has joints, rates and the source of each observation term. On
-a robot, `Robot` reads encoders and IMU instead of MuJoCo; the rest stays the same.
+The script has no robot- or task-specific code: `policy.json` has joints, rates and the source of each observation term.
+On a robot, `Robot` reads encoders and IMU instead of MuJoCo; the rest stays the same.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Robot:
             raise SystemExit(f"{card['task']}: only the task can compute {', '.join(wrong) or 'its observations'}")
 
     def column(self, control: str) -> int:
-        """Return the column of data.ctrl for an actuator `a`, or for one of several controls, such as `a/1`."""
+        """Return the data.ctrl index of an actuator `a`, or of one of an actuator's several controls, such as `a/1`."""
         kind, (name, _, number) = mujoco.mjtObj.mjOBJ_ACTUATOR, control.rpartition("/")
         if (actuator := mujoco.mj_name2id(self.model, kind, control)) >= 0:
             number = 0
@@ -223,7 +223,7 @@ def legs_of(args: argparse.Namespace, ranges: dict[str, Any]) -> list[tuple[floa
 
 
 def outside(command: dict[str, float], ranges: dict[str, Any]) -> list[str]:
-    """Return a warning for each command outside its range in training, if known."""
+    """Return a warning for each command outside its training range, if that range is known."""
     return [
         f"command {name} {value:g} is outside the trained range [{low:g}, {high:g}]"
         for name, value in command.items()

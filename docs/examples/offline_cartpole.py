@@ -1,4 +1,4 @@
-"""Isaac Lab's Cartpole without downloads: the robot comes from Newton's wheel, and there is no ground.
+"""Isaac Lab's Cartpole without downloads: the robot comes from the newton package, and there is no ground.
 
 Run in this folder: python train.py task=IsaacLab env.id=offline_cartpole:Offline-Cartpole env.physics=newton_mjwarp
 """
