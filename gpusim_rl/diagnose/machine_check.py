@@ -22,9 +22,9 @@ from gpusim_rl.public import __version__
 from gpusim_rl.settings.simulators import WARP_PYTHON
 
 LITTLE_MEMORY_GB = 2.0  # enough for Cartpole, barely for Ant at 4096 envs
-LITTLE_DISK_GB = 1.0  # some checkpoints and videos
+LITTLE_DISK_GB = 1.0  # enough for some checkpoints and videos
 
-# Modules by package: NEEDED for every training, OF_SIMULATORS for some simulators.
+# Modules by package: NEEDED for every training run, OF_SIMULATORS for some simulators.
 NEEDED = {"torch": "torch", "numpy": "numpy", "mujoco": "mujoco", "hydra-core": "hydra"}
 OF_SIMULATORS = {"mujoco-warp": "mujoco_warp", "warp-lang": "warp", "newton": "newton"}
 
@@ -55,7 +55,7 @@ class Gpu:
 
 
 def check_machine(runs: Path) -> list[Check]:
-    """Run all checks except those that train; `runs` is the folder of future run folders."""
+    """Run all checks except those that train; `runs` is the folder for run folders."""
     host = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     system = Check("system", "ok", f"gpusim-rl {__version__}, {host}")
     checks = [system, _cpus(), memory_check(memory_available_bytes() / 1e9), *_packages()]
@@ -102,7 +102,7 @@ def gpu_checks(
 
 
 def disk_check(runs: Path) -> Check:
-    """Check whether run folders can be written, and the free space."""
+    """Check that run folders can be written, and that enough disk space is free."""
     folder = runs.absolute()
     while not folder.is_dir():
         folder = folder.parent
@@ -132,7 +132,7 @@ def _packages() -> list[Check]:
     for package, module in {**NEEDED, **(OF_SIMULATORS if sys.version_info >= WARP_PYTHON else {})}.items():
         version = installed_version(package)
         if version is None:
-            if package != "newton":  # an extra
+            if package != "newton":  # newton is optional (an extra)
                 checks.append(Check("packages", "failed", f"{package} is not installed", f"pip install {package}"))
             continue
         try:

@@ -140,7 +140,7 @@ def oversubscribed(run: RunStats) -> Finding | None:
     if not run.too_many_threads:
         return None
     physics, torch = run.physics_threads or 0, run.torch_threads or 0
-    if run.most_threads <= run.cpus:  # only the processes together have too many
+    if run.most_threads <= run.cpus:  # only all processes together have too many threads
         machine_cpus = run.machine_cpus or 0
         problem = f"{run.local_processes} processes of {run.most_threads} threads on {_cpus(machine_cpus)}"
         hint = f"start fewer processes: torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}"

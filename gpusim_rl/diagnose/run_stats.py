@@ -33,7 +33,7 @@ class RunStats:
     # Settings
     task: str
     num_envs: int  # per process or per actor
-    num_actors: int = 0  # 0: the learner simulates itself
+    num_actors: int = 0  # 0: the learner steps its own envs
     algo: str  # name of the algorithm, and of the section with its settings
     horizon: int  # control steps
     epochs: int | None = None  # None: the algorithm has no such setting
@@ -59,7 +59,7 @@ class RunStats:
     graph_mode: str | None = None  # content of CUDA graphs: off, update, step or rollout
     graph_reason: str = ""
     processes: int = 1  # number of learning processes
-    local_processes: int = 1  # number on the machine of the first process
+    local_processes: int = 1  # number of processes on the first process's machine
     actor_engine: str | None = None  # ray or process
     cpus: int  # available to the process
     machine_cpus: int | None = None
@@ -69,17 +69,17 @@ class RunStats:
     gpu_memory_limit_gb: float | None = None
 
     # Measurements
-    rows: int  # of metrics.csv without warm-up
+    rows: int  # number of rows of metrics.csv, without warm-up rows
     warm_up_rows: int = 0
     iteration: int  # of the newest row
     env_steps_per_s: float
     simulate: float = 0.0
     policy: float = 0.0
     rollout: float = 0.0  # simulation and policy in one graph
-    actors: float = 0.0  # wait of the learner for actors
+    actors: float = 0.0  # time the learner waits for actors
     update: float = 0.0
     log: float = 0.0
-    sums: float | None = None  # in sums over processes, including waits, in any phase; mean over processes
+    sums: float | None = None  # in all-reduces, including waits, in any phase; mean over processes
     log_peaks: float = 0.0  # part of `log` beyond its median per row
     cpu_percent: float | None = None  # of the available CPUs
     memory_gb: float | None = None
@@ -105,7 +105,7 @@ class RunStats:
 
     @property
     def all_envs(self) -> int:
-        """Number of envs of all processes or actors."""
+        """Number of envs, summed over processes or actors."""
         return self.num_envs * self.processes * max(1, self.num_actors)
 
     @property
@@ -127,7 +127,7 @@ class RunStats:
 
     @property
     def log_cost(self) -> float:
-        """Share of time that logging costs; host time parallel to GPU work is free."""
+        """Share of time lost to logging; host time that overlaps with GPU work is free."""
         if not self.on_gpu:
             return self.log
         busy = (self.gpu_percent or 0.0) / 100.0
@@ -160,7 +160,7 @@ class RunStats:
 
 
 def read_run_stats(folder: Path, warm_up: int | None = None) -> RunStats:
-    """Read a run folder, live or finished, or raise ConfigError; `warm_up=None` infers the warm-up rows."""
+    """Return a run folder's statistics, or raise ConfigError; `warm_up=None` infers the number of warm-up rows."""
     config, file = load_yaml(folder / "config.yaml"), folder / "env.json"
     try:
         environment = load_json(file)
@@ -195,7 +195,7 @@ def _check(stats: RunStats, folder: Path) -> None:
 
 
 def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
-    """Read metrics.csv without an incomplete last line, or raise ConfigError; drop middle rows beyond `most`."""
+    """Read metrics.csv without an incomplete last line, or raise ConfigError; drop middle rows if more than `most`."""
     try:
         content = read_csv(file)
     except OSError as error:
@@ -221,7 +221,7 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
 
 
 def warm_up_rows(rows: Sequence[Row], iterations: int = 1) -> int:
-    """Return the number of warm-up rows: the first `iterations`, then rows with unusual durations; never all."""
+    """Return the number of warm-up rows: the first `iterations`, then rows with unusual durations; never all rows."""
     if len(rows) < 2:
         return 0
     usual = statistics.median(_number(row, "time/iteration_s") for row in rows[1:])

@@ -30,7 +30,7 @@ class Recommendation:
 
 
 def fits(point: Measurement) -> bool:
-    """Return whether a training leaves some memory free."""
+    """Return whether a training run leaves some memory free."""
     return point.memory_gb is None or point.memory_limit_gb is None or point.memory_gb < MEMORY * point.memory_limit_gb
 
 
@@ -44,7 +44,7 @@ def knee(points: Points) -> int | None:
 
 
 def gain_per_doubling(points: Points, few: int, many: int) -> float:
-    """Return the gain in speed per doubling of the envs."""
+    """Return the relative gain in speed per doubling of the number of envs."""
     return (points[many].env_steps_per_s / points[few].env_steps_per_s) ** (1 / math.log2(many / few)) - 1
 
 
@@ -115,7 +115,7 @@ def _crowded(measured: Points, unit: str) -> list[str]:
 
 
 def _as_fast(one: Measurement, other: Measurement) -> bool:
-    """Return whether the ranges of two trainings' per-iteration speeds overlap."""
+    """Return whether the ranges of two runs' per-iteration speeds overlap."""
     return one.slowest <= other.fastest and other.slowest <= one.fastest and min(one.slowest, other.slowest) > 0
 
 
@@ -132,7 +132,7 @@ def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
 
 
 def efficiency(points: Points) -> dict[int, float]:
-    """Return the speed per process or actor, relative to the smallest number measured."""
+    """Return, by number of processes or actors, the speed per process or actor relative to the smallest number."""
     each = {count: point.env_steps_per_s / count for count, point in _measured(points).items()}
     return {count: speed / next(iter(each.values())) for count, speed in each.items()}
 

@@ -1,4 +1,4 @@
-"""Measurements of short trainings, run as `train.py` in subprocesses."""
+"""Measurements of short training runs: `train.py` in subprocesses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpusim_rl.settings.overrides import quote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Statistics of a short training. Shares are fractions of the wall-clock time."""
+    """Statistics of a short training run. Shares are fractions of the wall-clock time."""
 
     error: str | None = None  # one line; all other fields are then empty
     env_steps_per_s: float = 0.0  # median over the measured iterations, all envs
@@ -52,10 +52,10 @@ def measure_training(
     seconds: float = 0.0,
     timeout_s: float = 900.0,
 ) -> Measurement:
-    """Run `train.py` for enough iterations; return the measurement, with `error` if the training failed.
+    """Run `train.py` for enough iterations; return the measurement, with `error` if training failed.
 
     Args:
-        overrides: Command line of the training.
+        overrides: Command line of the training run.
         processes: Number of torchrun processes; None = without torchrun.
         warm_up: Iterations to discard.
         iterations: Minimum number of measured iterations.
@@ -82,7 +82,7 @@ def measure_training(
 
 
 def _wait(training: Child, folder: Path, warm_up: int, iterations: int, seconds: float, timeout_s: float) -> bool:
-    """Wait for enough rows; return False if the training ends or times out first."""
+    """Wait for enough rows; return False if training ends or times out first."""
     warm_at = None
     while training.running and training.silent_s < timeout_s:
         time.sleep(0.1)

@@ -63,7 +63,7 @@ def load_trace(path: Path) -> list[dict[str, Any]]:
 
 
 def read_events(events: Sequence[_Event]) -> Trace:
-    """Sum up a profiler trace over its iterations.
+    """Sum the work and transfers of a profiler trace over its iterations.
 
     Device work belongs to the phase in which the host launched it, matched by correlation id (for a graph, its launch's
     id), or to `OUTSIDE` without a recorded launch. A device phase ends when its last device work is done and the host
@@ -113,7 +113,7 @@ def _add_calls(trace: Trace, segments: list[_Segment], complete: list[_Event]) -
 def _add_device_work(
     trace: Trace, segments: list[_Segment], complete: list[_Event], calls: Mapping[Any, _Event]
 ) -> tuple[list[float], _Union, _Union]:
-    """Add device work to the phases that launched it; return segment ends, spans of work, and spans with graphs."""
+    """Add device work to its phases; return segment ends, busy spans, and busy spans with the gaps inside graphs."""
     ends = [segment.end for segment in segments]  # on the host; device work extends them below
     busy_spans: list[tuple[float, float]] = []
     graph_spans: dict[Any, tuple[float, float]] = {}
@@ -152,7 +152,7 @@ def _index_at(segments: list[_Segment], ts: float) -> int | None:
 
 
 def name_function(events: Iterable[_Event], transfer: Transfer, library: re.Pattern[str]) -> str | None:
-    """Return the innermost Python function, outside a library, that made a transfer; needs a trace with stacks."""
+    """Return the innermost Python function outside the library that made a transfer; needs a trace with stacks."""
     innermost: tuple[float, str] | None = None
     for event in events:
         function = _FUNCTION.fullmatch(event["name"]) if event.get("cat") == "python_function" else None

@@ -32,7 +32,7 @@ CHECKPOINT = "checkpoint"  # saving reads the policy, but not in every iteration
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Training whose iterations can be run individually."""
+    """Training loop whose iterations can be run one at a time."""
 
     device: torch.device  # of the learner
     iterate: Callable[[], None]  # runs one iteration: rollout, update and logging
@@ -42,7 +42,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Work of a loop's steady iterations."""
+    """Work in a loop's steady-state iterations."""
 
     method: str  # `COUNTED` or `TRACED`
     iterations: int  # number of audited iterations
@@ -151,7 +151,7 @@ def _stack_locations(loop: Loop) -> Counter[SourceLocation]:
 
 
 def _sync_warnings(loop: Loop, iterations: int, phases: list[str]) -> Counter[SourceLocation]:
-    """Run iterations with torch's sync warnings; return their locations."""
+    """Run iterations with torch's sync warnings; return how often each location caused one."""
     locations: Counter[SourceLocation] = Counter()
 
     def warned(message: Warning | str, *args: Any, **kwargs: Any) -> None:
