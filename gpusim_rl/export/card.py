@@ -97,7 +97,7 @@ def _provenance(player: Player) -> dict[str, Any]:
 def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
     card: dict[str, Any] = {"group": "policy", "size": env.obs_sizes["policy"], "clip": limit}
     terms = env.obs_terms.get("policy", ()) if isinstance(env, VecEnv) else ()
-    if terms:  # in order; `history` frames of `size` numbers, oldest first, all times `scale`
+    if terms:  # in order; `history` frames of `size` numbers, oldest first, all multiplied by `scale`
         keys = ("name", "size", "unit", "scale", "history")
         assert isinstance(env, VecEnv)
         sources = env.task.sources
@@ -163,8 +163,8 @@ def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
 def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
     """Return one row per control, in order.
 
-    Without a torque-speed line the force is `gear * (gain * control - kp * position - kd * velocity)`: a position servo
-    has gain = kp, a motor kp = kd = 0. Rows of other actuators have no gains.
+    Without a torque-speed curve, the force is `gear * (gain * control - kp * position - kd * velocity)`: a position
+    servo has gain = kp, a motor has kp = kd = 0. Rows of other actuators have no gains.
     """
     rows = []
     for control, (name, i) in enumerate(control_names(model)):
@@ -182,7 +182,7 @@ def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
             if model.actuator_biastype[i] != mujoco.mjtBias.mjBIAS_MUSCLE and bias[0] == 0.0:
                 row["gain"] = float(model.actuator_gainprm[i, 0])
                 row |= {"kp": 0.0 - float(bias[1]), "kd": 0.0 - float(bias[2])}
-        if is_dc_motor(model, i):  # a servo with torque-speed line
+        if is_dc_motor(model, i):  # a servo with a torque-speed curve
             gain = model.actuator_gainprm[i]
             row |= {"kp": float(gain[STIFFNESS]), "kd": float(gain[DAMPING]), "velocity_limit": 1.0 / float(gain[1])}
         if model.actuator_delay[i] > 0.0:

@@ -19,7 +19,7 @@ TOLERANCE = 1e-5  # maximum deviation of a control, relative for values above 1;
 
 @dataclass(frozen=True)
 class ControlMap:
-    """control[i] = offset[i] + scale[i] * action[source[i]] for each actuator i of the scene."""
+    """Affine map: control[i] = offset[i] + scale[i] * action[source[i]] for each actuator i of the scene."""
 
     offset: tuple[float, ...]  # control at action 0
     scale: tuple[float, ...]  # control per action

@@ -51,7 +51,7 @@ def write_all(
         overwrite: Whether to replace an existing folder's files.
         int8: Whether to also write an 8-bit ONNX file.
         order: Vendor of the joint order, a key of `ORDERS`; None: the scene's order.
-        trust: Whether to allow importing classes that the run names.
+        trust: Whether to allow importing any class in the run's settings.
         config_dir: User's folder with additional tasks.
 
     Raises:

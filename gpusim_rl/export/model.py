@@ -61,8 +61,8 @@ class ExportedPolicy(nn.Module):
     def forward(self, obs: Float[Tensor, "batch size"], *others: Tensor) -> tuple[Tensor, ...]:
         """Return action, control if known, and next recurrent state, [layers, batch, units] each.
 
-        `obs` is the raw observation. The others are images, uint8 [batch, height, width, channels], then the recurrent
-        state, zeros at the start of an episode.
+        `obs` is the raw observation. `others` are the images, uint8 [batch, height, width, channels], then the
+        recurrent state, which is zero at the start of an episode.
         """
         images, state = dict(zip(self.images, others, strict=False)), others[len(self.images) :]
         if self.clip_observations is not None:
@@ -116,7 +116,7 @@ def write_onnx(model: ExportedPolicy, size: int, file: Path) -> None:
 
 
 def write_torchscript(model: ExportedPolicy, size: int, file: Path) -> None:
-    """Write TorchScript; see `write_onnx`."""
+    """Write a CPU policy as TorchScript; raise ConfigError as for `write_onnx`."""
     content = io.BytesIO()
     with _quiet(), _one_line("TorchScript"):
         torch.jit.save(torch.jit.freeze(torch.jit.trace(model, model.example(size), check_trace=False)), content)

@@ -1,4 +1,4 @@
-"""Errors of exported files relative to their policy, and the latency of an action."""
+"""Errors of exported files compared with their policy, and the latency of an action."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ READ = {"torchscript": torchscript_function, "numpy": numpy_function}  # other k
 
 
 def torch_function(model: ExportedPolicy, obs_sizes: Mapping[str, int]) -> Function:
-    """Return the reference: `Policy.act` with the task's clipping, and zeros for the critic."""
+    """Return the reference: `Policy.act` with the task's clipping, and with zeros as the critic's observations."""
     critic_state = model.policy.initial_state(1)[len(model.initial_state(1)) :]
 
     @torch.no_grad()
@@ -146,8 +146,8 @@ def compare(exact: Function, other: Function, inputs: Arrays, state: Arrays, uni
     """Compare two functions in episodes of `STEPS` control steps; each function carries its own state.
 
     A choice (a discrete action, or a bin) can change between neighbouring float32 observations. Such borders are
-    counted, not compared. `inputs` are observations [n, size] and images [n, ...], `state` the initial state, [layers,
-    1, units].
+    counted, not compared. `inputs` are observations [n, size] and images [n, ...]; `state` is the initial state,
+    [layers, 1, units].
     """
     count, images = len(inputs[0]), len(inputs) > 1
     episodes = zip(*(values.reshape(STEPS, count // STEPS, *values.shape[1:]) for values in inputs), strict=True)
@@ -195,13 +195,13 @@ def _at_border(
 
 
 def usable_int8(parity: Parity, discrete: bool) -> bool:
-    """Return whether an 8-bit file still acts like the policy."""
+    """Return whether an 8-bit file's actions are close enough to the policy's."""
     few = parity.others <= INT8_SHARE * parity.observations
     return few and (discrete or parity.max_error <= INT8_LARGEST)
 
 
 def require(parity: Parity, name: str) -> None:
-    """Raise ConfigError if a file's error is too large, or too many choices differ."""
+    """Raise ConfigError if a file's error is too large, or if too many of its actions differ."""
     if not parity.max_error <= parity.allowed or parity.borders > BORDER * parity.observations:
         problem = f"differs from the policy by {parity.max_error:.2g} (expected at most {parity.allowed:.2g}), and in"
         problem += f" {parity.borders} of {parity.observations:,} actions; nothing was written"

@@ -16,7 +16,7 @@ from gpusim_rl.sim.actuators import is_dc_motor, whole_steps
 SCENE, ASSETS = "scene.xml", "assets"
 DIGITS, ALL_DIGITS = 6, 17
 """Digits that MuJoCo writes by default, and digits of a double."""
-DC_MOTORS, DELAYS = "3.17", "3.5"  # first MuJoCo versions whose MJCF has torque-speed servos, and delays
+DC_MOTORS, DELAYS = "3.17", "3.5"  # first MuJoCo versions with DC motors, and with delays, in MJCF
 _FILES = {"mesh": "mesh", "hfield": "hfield", "tex": "texture", "skin": "skin"}  # prefix in the model: tag in the XML
 _FOLDERS = ("meshdir", "texturedir", "assetdir")
 _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
@@ -25,7 +25,7 @@ _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
     """Write `scene.xml` with all digits, and `assets` with meshes, textures and height fields; return the model.
 
-    The scene is compiled with the delays of `whole_steps`. Raise ConfigError if a file is missing or the XML differs.
+    Delays are rounded by `whole_steps` before compilation. Raise ConfigError if a file is missing or the XML differs.
     """
     for actuator in spec.actuators:
         if actuator.nsample and not actuator.interp:
@@ -64,14 +64,14 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
 
 
 def needs(model: mujoco.MjModel) -> str | None:
-    """Return the oldest MuJoCo version with all features of the actuators; None if 3.3 suffices."""
+    """Return the oldest MuJoCo version that supports all features of the actuators; None if 3.3 suffices."""
     if any(is_dc_motor(model, i) for i in range(model.nactuator)):
         return DC_MOTORS
     return DELAYS if (model.actuator_delay > 0.0).any() else None
 
 
 def _xml(spec: mujoco.MjSpec) -> tuple[str, int]:
-    """Return MJCF and its number of digits: 17 if MuJoCo has the setting, which its Python package does not expose."""
+    """Return MJCF and its number of digits: 17 if MuJoCo's private precision setting is available, else 6."""
     bindings = ctypes.CDLL(mujoco._specs.__file__)  # pyright: ignore[reportAttributeAccessIssue]
     choose = getattr(bindings, "_mjPRIVATE__set_xml_precision", None)
     if choose is None:
