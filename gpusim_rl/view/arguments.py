@@ -23,7 +23,7 @@ def check_video(path: Path, size: tuple[int, int]) -> None:
 
 
 def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:
-    """Raise ConfigError if `--out` has another ending, a missing folder, or exists without `overwrite`."""
+    """Raise ConfigError if `--out` has a wrong ending, is in a missing folder, or exists without `overwrite`."""
     if out is not None and endings and out.suffix not in endings:
         raise ConfigError(key="--out", expected=f"a name ending in {' or '.join(endings)}", got=str(out))
     if out is not None and not out.parent.is_dir():

@@ -51,7 +51,7 @@ def chart(
 ) -> str:
     """Plot curves of runs, keyed by colour index, as an `<svg>` element; "" without data.
 
-    A bar marks the end of a mean at the shortest run; markers end the curves of incomplete runs. `size` is [px],
+    A bar marks where a mean ends with the shortest run; markers end the curves of incomplete runs. `size` is [px],
     `label` is the accessible name; `time` selects time [s] instead of env steps.
     """
     points = [curve for curves in groups.values() for curve in curves if len(curve.x)]
@@ -89,7 +89,7 @@ def short(value: float, digits: int = 6) -> str:
 
 
 def visible_range(low: float, high: float) -> tuple[float, float]:
-    """Widen a very narrow y range, in which rounding errors of a constant would look like a curve."""
+    """Return a y range, widened if so narrow that rounding errors of a constant would look like a curve."""
     low, high = round(low, 12), round(high, 12)  # 0, not its rounding error
     size = max(abs(low), abs(high))
     margin = 0.0 if high - low > 1e-6 * size else 0.1 * size or 1.0

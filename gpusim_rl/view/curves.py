@@ -50,7 +50,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class SavedCurves:
-    """Settings and columns of a run folder."""
+    """Settings and metrics columns of a run folder."""
 
     run: RunDir
     config: dict[str, Any]
@@ -77,7 +77,7 @@ class SavedCurves:
         return goal if all(str(self.settings.get(key_of(text))) == value_of(text) for text in own) else None
 
     def column(self, key: str) -> np.ndarray:
-        """Return a column, NaN if missing."""
+        """Return a column; all NaN if missing."""
         return self.columns.get(key, np.full(len(self.columns["iteration"]), np.nan))
 
     def curve(self, key: str, x_column: str, end: str = "complete") -> Curve:
@@ -146,7 +146,7 @@ def grouped(runs: Iterable[SavedCurves]) -> list[list[SavedCurves]]:
 
 
 def count(runs: Sequence[SavedCurves]) -> str:
-    """Return the number of seeds (runs, if they share a seed) in words; "" for one run."""
+    """Return a label such as "3 seeds" ("3 runs" if they share a seed); "" for one run."""
     seeds = len({run.seed for run in runs})
     return f"{seeds} seeds" if seeds > 1 else f"{len(runs)} runs" if len(runs) > 1 else ""
 
@@ -176,7 +176,7 @@ def in_words(key: str) -> str:
 
 
 def mean_and_std(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return x, mean and standard deviation up to the shortest run; empty if the runs share no x."""
+    """Return x, mean and standard deviation up to the shortest run; empty if the runs' x ranges do not overlap."""
     if len(curves) == 1:
         return curves[0].x, curves[0].y, np.zeros_like(curves[0].y)
     ends = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)

@@ -45,7 +45,7 @@ class Player:
         self.iteration: int | None = None  # of the checkpoint
         self.run_dir: Path | None = None
         self.spec: RunSpec  # of the run; unset without one
-        self._progress: dict[str, Any] | None = None  # training progress, from which new episodes begin
+        self._progress: dict[str, Any] | None = None  # training progress, such as curriculum levels, for new episodes
         self._written_ns = 0  # modification time of the checkpoint
         self._hidden: Hidden = ()
         self._zero = _zero_action(env)
@@ -68,11 +68,11 @@ class Player:
     ) -> Player:
         """Rebuild a run's task and policy from its saved settings.
 
-        `name` is a run folder, a checkpoint, or a task (its latest run; without a policy, its yaml if it has no run or
-        `from_yaml` is set). `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `replay_sim` (not for
-        envs of another library), else the registry's default. `trust` allows any class that the run names; `config_dir`
-        is the trusted `-cd` folder; `render_mode` is for envs of another library; `changes` are overrides by full key.
-        Raise ConfigError if the run does not exist, or does not match this version's task.
+        `name` is a run folder, a checkpoint, or a task (its latest run; unless `act` is `trained`, its yaml if it has
+        no run or `from_yaml` is set). `act` is `trained`, `zero` or `random`. The simulator is `sim`, else `replay_sim`
+        (not for envs of another library), else the registry's default. `trust` allows any class in the run's settings;
+        `config_dir` is the trusted `-cd` folder; `render_mode` is for envs of another library; `changes` are overrides
+        by full key. Raise ConfigError if the run does not exist, or does not match this version's task.
         """
         import_from_current_folder()
         if act != "trained" and name in tasks(config_dir) and (from_yaml or not Path("runs", name).exists()):
@@ -130,7 +130,7 @@ class Player:
         self._take(file.stat().st_mtime_ns, check_training(load(file), file, NEEDED), file)  # the time comes first
 
     def restart(self) -> None:
-        """Begin new episodes in all envs at the checkpoint's training progress, such as curriculum levels."""
+        """Begin new episodes in all envs, with curricula (such as terrain levels) where training left them."""
         self.obs = self.observed.reset() if self._progress is None else self.observed.begin_from(self._progress)
         self._hidden = tuple(torch.zeros_like(hidden) for hidden in self._hidden)
 
@@ -144,7 +144,7 @@ class Player:
 
     @torch.no_grad()
     def choose(self) -> Tensor:
-        """Return the next actions; call once per step, since recurrent policies keep state."""
+        """Return the next actions; call once per step, since recurrent policies update their state."""
         if self.policy is not None and self.act == "trained":
             action, self._hidden = self.policy.act(self.obs, self._hidden, deterministic=not self.explores)
             return action

@@ -240,7 +240,7 @@ class GlRenderer:
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
-        """Draw all envs at positions [tiles, nq]; return uint8 [height, width, 3], overwritten by the next call."""
+        """Render all envs at positions [tiles, nq]; return uint8 [height, width, 3], overwritten by the next call."""
         grid, model, data = self._grid, self._model, self._data
         frame = mujoco.MjrRect(0, 0, grid.width, grid.height)
         mujoco.mjr_rectangle(frame, 0.0, 0.0, 0.0, 1.0)
@@ -293,7 +293,7 @@ class RayRenderer:
         self._picture = np.zeros((grid.height, grid.width, 3), dtype=np.uint8)
 
     def render(self, qpos: np.ndarray) -> np.ndarray:
-        """Draw all envs; see `GlRenderer.render`."""
+        """Render all envs; see `GlRenderer.render`."""
         mjw, model, data, grid = self._mjw, self._warp_model, self._warp_data, self._grid
         qpos, moved = np.split(qpos.astype(np.float32), [self._model.nq], axis=1)  # joints, mocap bodies
         with self._wp.ScopedDevice("cpu"):

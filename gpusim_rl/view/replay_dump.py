@@ -26,7 +26,7 @@ from gpusim_rl.view.player import whole_episodes
 
 
 class DumpReplay:
-    """Step-by-step replay of a dump, shown by viewers like a `Player`."""
+    """Step-by-step replay of a dump, with the interface that viewers expect of a `Player`."""
 
     def __init__(self, env: Environment, title: str, lines: Iterator[str]) -> None:
         self.env, self.title, self._lines = env, title, lines
@@ -37,8 +37,8 @@ class DumpReplay:
     ) -> DumpReplay:
         """Restore the envs from `diverged.pt`, `skipped.pt` or a checkpoint, or raise ConfigError.
 
-        Without `sim`, a divergence is replayed on the registry's `replay_sim`, an update on the run's simulator.
-        `trust` allows importing any class that the file names; `config_dir` is the trusted folder of `-cd`.
+        Without `sim`, a divergence is replayed on the registry's `replay_sim`, and an update on the run's simulator.
+        `trust` allows importing any class in the file's settings; `config_dir` is the trusted folder of `-cd`.
         """
         import_from_current_folder()
         state = load(file)

@@ -37,7 +37,7 @@ def video_writer(
 ) -> Iterator[Callable[[np.ndarray], object]]:
     """Yield a function that appends a frame, uint8 [height, width, 3], to an mp4 that appears only when complete.
 
-    `needed_by`: command or setting for errors. Raise ConfigError if ffmpeg is missing or fails, or the path is bad.
+    `needed_by`: command or setting named in errors. Raise ConfigError if ffmpeg is missing or fails, or `path` is bad.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "view", needed_by)
     check_video(path, size)
@@ -75,7 +75,7 @@ def drawing(
 ) -> Iterator[tuple[Callable[[], np.ndarray], float]]:
     """Yield a function that renders a player's envs to uint8 [height, width, 3], and their control rate [Hz].
 
-    `size` is [pixels]; `renderer` is as for `make_renderer`, or `policy` for the policy's own images.
+    `size` is in pixels; `renderer` is as for `make_renderer`, or `policy` for the policy's own images.
     """
     env = player.env
     hz = env.cfg.control_hz if isinstance(env, VecEnv) else env.frames_per_s

@@ -39,7 +39,7 @@ FRAME_S = 1 / 30  # time between scene updates [s]
 SPEEDS = {"0.1 x": 0.1, "0.25 x": 0.25, "0.5 x": 0.5, "real time": 1.0, "2 x": 2.0, "4 x": 4.0}
 IMAGE_SIDE = 300  # about the panel's width [pixels]
 TOUCHES = 1000  # maximum number of queued control changes
-BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # by paused
+BUTTONS = {False: ("pause", "step", "reset"), True: ("run", "step", "reset")}  # keyed by `paused`
 
 
 def view_in_browser(
@@ -74,7 +74,7 @@ class WebViewer:
         self.paused = False
         self.speed = 1.0  # requested simulated seconds per second
         self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # calls to make between steps
-        self._steps, self._steps_to_take = 0, 0  # taken, and to take while paused
+        self._steps, self._steps_to_take = 0, 0  # steps taken, and steps to take while paused
         self._shown_s, self._steps_shown = 0.0, 0  # time and steps of the displayed numbers
         self._numbers = Numbers(player.env)
         self._server = guarded_server(host, _free_port(host, port), "a viewer in the browser")
@@ -181,7 +181,7 @@ class WebViewer:
         self._iteration.content = f"<div style='{PAD}'>iteration {self._player.iteration}</div>"
 
     def _try(self, act: Callable[[], object]) -> None:
-        """Call `act` (False: nothing to load); on a damaged file, keep the policy and show the error."""
+        """Call `act` (returns False if nothing is new); on a damaged file, keep the policy and show the error."""
         try:
             if act() is not False:
                 self._problem.content = ""

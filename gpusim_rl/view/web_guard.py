@@ -27,7 +27,7 @@ HEADERS = {"X-Frame-Options": "SAMEORIGIN", "Cross-Origin-Resource-Policy": "sam
 
 
 def guarded_server(host: str | None, port: int, needed_by: str) -> Any:
-    """Start viser's server behind a `Guard`; without `host`, on localhost and closed to everyone."""
+    """Start and return a viser server behind a `Guard`; without `host`, on localhost and closed to everyone."""
     guard, viser, _ = Guard(host), *(import_extra(name, "view", needed_by) for name in ("viser", "mjviser"))
     library: Any = importlib.import_module("websockets.asyncio.server")
     serve, guarded = library.serve, []

@@ -24,7 +24,7 @@ class Numbers:
     def __init__(self, env: VecEnv) -> None:
         self._dt = env.task.dt
         self.terms: dict[str, float] = {}  # reward terms of the followed env
-        self._stats: tuple[dict[str, float], dict[str, float]] = {}, {}  # of the followed env, of all
+        self._stats: tuple[dict[str, float], dict[str, float]] = {}, {}  # of the followed env, and of all envs
         self._returns = torch.zeros(env.num_envs, device=env.device)
         self._ended, self._early, self._return_sum = 0, 0, 0.0
 

@@ -64,7 +64,7 @@ class WebScene:
         server.initial_camera.look_at = np.zeros(3)
 
     def _light(self, server: Any) -> None:
-        """Add ground and sky, since light-coloured robots vanish on white, and dim the lights."""
+        """Add ground and sky, so that light-coloured robots do not vanish on white, and dim the lights."""
         model, far = self._model, 20.0 * self._camera.distance
         cell = 10.0 ** round(math.log10(self._camera.radius))
         sizes = {"cell_size": cell, "section_size": 5.0 * cell, "fade_distance": far}
@@ -96,7 +96,7 @@ class WebScene:
         return places
 
     def _copy_fixed(self, server: Any) -> list[tuple[Any, np.ndarray]]:
-        """Copy static geometry except the ground to the other envs."""
+        """Copy static geometry except the ground to the other envs; return handles and positions of the copies."""
         others, handles = self._sim.num_envs - 1, []
         for number, fixed in enumerate(self._scene._fixed_geom_handles.values()):
             if others and self._places.any() and fixed.visible:
@@ -118,7 +118,7 @@ class WebScene:
         self._scene.env_idx = env
 
     def show(self, flag: str, on: bool) -> None:
-        """Toggle `show_only_selected`, `show_contact_points` or `show_contact_forces` of the followed env."""
+        """Turn `show_only_selected`, `show_contact_points` or `show_contact_forces` on or off for the followed env."""
         setattr(self._scene, flag, on)
         self.look_at(self._env)
 
@@ -142,7 +142,7 @@ class WebScene:
 
 
 def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
-    """Play control steps and return a self-contained page; raise ConfigError for envs of another library."""
+    """Return a self-contained page that replays control steps; raise ConfigError for envs of another library."""
     if not isinstance(player.env, VecEnv):
         raise ConfigError(f"{player.name} is from another library and has no scene", key=needed_by, hint="Try a video")
     every, fps = frame_rate(player.env.cfg.control_hz)
