@@ -35,7 +35,7 @@ from gpusim_rl.testing.sync_counter import SyncCounter
 
 
 class Training:
-    """Training loop over random envs, like the trainer's; `mode`: part that graphs capture."""
+    """Training loop over random envs, like the trainer's; `mode` is the mode of the emulated CUDA graphs."""
 
     def __init__(self, algorithm: Algorithm, env: RandomEnv, mode: str = "off") -> None:
         self.algorithm, self.env, self.obs, cpu = algorithm, env, env.reset(), torch.device("cpu")

@@ -83,7 +83,7 @@ class TaskConformance:
 
     @classmethod
     def trainings(cls) -> Iterable[Any]:
-        """Return task and simulator of each training, for `pytest.mark.parametrize`."""
+        """Return task and simulator of each training run, for `pytest.mark.parametrize`."""
         return [(name, sim) for name in cls.entries() for sim in cls.simulators]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -94,7 +94,7 @@ class TaskConformance:
             metafunc.parametrize("name", list(self.entries()))
 
     def make_env(self, name: str, *, num_envs: int = NUM, seed: int = 0, **settings: Any) -> VecEnv:
-        """Build a task's envs on the CPU; `settings` override its section `task`."""
+        """Build a task's envs on the CPU; `settings` override its `task` section."""
         composed = _composed(name, self.config_dir)
         task_class = load_task_or_environment(composed["task"]["_target_"])
         section = {key: value for key, value in composed["task"].items() if key != "_target_"}
@@ -427,7 +427,7 @@ def _scene(task_class: type[Task[Any]], cfg: Any) -> Scene:
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
-    """Yield actions: new every step in half of the envs, held for 20 steps elsewhere; some exceed the limits."""
+    """Yield actions: new in every step for half of the envs, else held for 20 steps; some exceed the limits."""
     random = torch.Generator().manual_seed(seed)
     held = torch.zeros(env.num_envs, env.num_actions)
     for step in range(steps):
@@ -452,7 +452,7 @@ def copied(state: Any) -> Any:
 
 
 def joined(obs: dict[str, Tensor]) -> Tensor:
-    """Concatenate all observation groups, images flattened."""
+    """Concatenate all observation groups, with images flattened."""
     return torch.cat([value.flatten(1).float() for value in obs.values()], dim=1)
 
 

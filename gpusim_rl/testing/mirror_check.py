@@ -78,7 +78,7 @@ def _difference(expected: Tensor, got: Tensor) -> float | None:
 
 
 def _observe(env: VecEnv, robot: Any, state: dict[str, Tensor], action: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return each group's observations of a state and one control step later."""
+    """Return each group's observations in a state and one control step later."""
     everywhere = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     env.task.load_state_dict({**env.task.state_dict(), "tensors": env._initial})  # pyright: ignore[reportPrivateUsage]
     env.sim.reset(everywhere)

@@ -29,7 +29,7 @@ class RandomStep:
 
 
 class RandomEnv:
-    """Envs with random observations and rewards; `ends`: fractions of steps that terminate, truncate and diverge."""
+    """Envs with random observations and rewards; `ends`: fractions of terminated, truncated and diverged steps."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RandomEnv:
         return self._obs()
 
     def step(self, action: Tensor) -> RandomStep:
-        """Return a control step; actions have no effect."""
+        """Return a random control step; actions have no effect."""
         kind = torch.rand(self.num_envs, generator=self.generator)
         bounds = torch.tensor(self.ends).cumsum(0)
         terminated, diverged = kind < bounds[0], (kind >= bounds[1]) & (kind < bounds[2])

@@ -59,7 +59,7 @@ class Recorded:
         self.replays = 0
 
     def replay(self) -> None:
-        """Repeat the recording from the second call on."""
+        """Replay the recording; the first call is a no-op."""
         if self.replays:
             self._again()
         self.replays += 1

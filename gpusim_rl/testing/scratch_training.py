@@ -16,7 +16,7 @@ from gpusim_rl.settings.overrides import quote
 
 @contextmanager
 def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger]]:
-    """Build a silent training whose run folder is deleted after the block.
+    """Build a silent training run whose folder is deleted after the block.
 
     with scratch_training(["task=Ant", "num_envs=64"]) as (trainer, log):
         trainer.iterate(log)

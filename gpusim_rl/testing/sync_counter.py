@@ -81,7 +81,7 @@ class SyncCounter(TorchDispatchMode):
             algorithm.update()
         assert syncs.total == 0, syncs.locations
 
-    Work inside one operator (fused Adam) is invisible. `library`: package to report source lines of.
+    Syncs inside one operator (such as fused Adam) are not counted. `library`: package whose source lines are reported.
     """
 
     def __init__(self, library: str | None = None) -> None:
@@ -92,7 +92,7 @@ class SyncCounter(TorchDispatchMode):
         self._phase = OUTSIDE
         self._paused = 0
         self._originals: list[tuple[Any, str, Any]] = []
-        # results of cpu() and views of them: on CUDA, reading them is no sync
+        # results of cpu() and views of them: on CUDA, reading them does not sync
         self._on_host: list[Tensor] = []
 
     @property
