@@ -1,4 +1,4 @@
-"""Actor: steps envs on a CPU for a learner in another process."""
+"""Actor, which steps envs on a CPU for a learner in another process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SentRollout:
 
     actor: int
     tensors: Sequence[Any]  # NumPy arrays while Ray transfers them
-    version: int  # number of updates of the acting weights
+    version: int  # version of the acting weights: number of updates
     taken: RolloutSums  # metrics of the rollout
     worked_s: float = 0.0  # duration of the rollout [s]
     waited_s: float = 0.0  # idle time of the actor before the rollout [s]
@@ -87,7 +87,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Error that would recur after a restart."""
+    """Error of an actor that would recur after a restart."""
 
     error: ConfigError | TaskError
     trace: str  # traceback for the user; empty if the error message suffices
@@ -146,7 +146,7 @@ class Actor:
         return self._remote.acting_state()
 
     def rollout(self, version: int, state: Mapping[str, Tensor]) -> SentRollout:
-        """Record a rollout with the learner's state; the next rollout overwrites its tensors."""
+        """Record and return a rollout with the learner's state; the next rollout overwrites its tensors."""
         began = time.monotonic()
         waited_s = began - self._idle_since
         self._remote.load_acting_state(state)
@@ -157,7 +157,7 @@ class Actor:
         return SentRollout(self._number, tensors, version, taken, worked_s, waited_s, progress, warnings=warned)
 
     def do(self, request: str, argument: Any) -> Stepped | None:
-        """Handle a `begin` or `step` request; only `step` has an answer."""
+        """Handle a `begin` or `step` request; return the answer to a `step` request."""
         if request == "begin":
             self.collector.begin_from(argument)
             self._remote.begin_episodes()

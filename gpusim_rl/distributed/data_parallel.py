@@ -60,13 +60,13 @@ class Processes(Collective):
             self._launch = _now
 
     def share(self, value: Any) -> Any:
-        """Return the first process's value in all processes."""
+        """Broadcast the first process's value; return it in all processes."""
         box = [value]
         distributed.broadcast_object_list(box, src=0, group=self._host)
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Return all processes' values in the first process, [] in the others."""
+        """Return all processes' values in the first process, and [] in the others."""
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
         distributed.gather_object(value, values, dst=0, group=self._host)
         return values or []
@@ -116,7 +116,7 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
     heartbeat = Heartbeat(_connect("nccl" if on_cuda else "gloo"), int(os.environ["RANK"]), count, cfg.lost_after_s)
     try:
         processes = Processes()
-        _check_equal(processes, spec)  # also a barrier: afterwards, all processes send beats
+        _check_equal(processes, spec)  # also a barrier: afterwards, all processes send heartbeats
         with heartbeat:
             yield processes
     except RuntimeError as error:

@@ -63,7 +63,7 @@ class Engine(ABC):
         self._ask(actor, "rollout", None)
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
-        """Request a `Stepped`; without an action, the first observation."""
+        """Request a `Stepped`: a control step with the action or, without an action, the first observation."""
         self._silence.asked(actor)
         self._ask(actor, "step", action)
 
@@ -86,7 +86,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _replace(self, actor: int, silent_s: float | None) -> Lost:
-        """Kill and restart an actor that hangs."""
+        """Kill and restart an actor that hangs; return the loss."""
 
     def release(self, rollout: SentRollout) -> None:  # noqa: B027 (optional)
         """Hand the tensors of a copied rollout back to its actor."""

@@ -1,6 +1,6 @@
-"""Heartbeats of data-parallel processes: a process that stops beating ends the run everywhere.
+"""Heartbeats of data-parallel processes: if the heartbeats of one process stop, all processes end.
 
-An all-reduce cannot distinguish a slow process from a lost one, so a thread in each process sends beats.
+An all-reduce cannot distinguish a slow process from a lost one, so a thread in each process sends heartbeats.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.distributed import Store  # type: ignore[reportPrivateImportUsage]
 
 from gpusim_rl.errors import say
 
-BEATS = 30  # beats per `lost_after_s`
-FIRST = 3  # head start of the process that reports the loss [beats]
-LEFT, ENDS = "left", "ends"  # final beats: of a finished process, and of one that reports a loss
+BEATS = 30  # heartbeats per `lost_after_s`
+FIRST = 3  # head start of the process that reports the loss [heartbeats]
+LEFT, ENDS = "left", "ends"  # final heartbeats: of a finished process, and of a process that reports a loss
 
 _WATCH = """
 import os, select, signal, sys
@@ -41,7 +41,7 @@ if os.getppid() == parent:
 
 
 class Heartbeat:
-    """Heartbeat during a block: ends the process if another is silent for `lost_after_s` [s], and sets `over`.
+    """Heartbeat during a block; ends the process and sets `over` if another process is silent for `lost_after_s` [s].
 
     `store` is a dedicated connection to the processes' store: its calls block forever if the store's machine is lost.
     """
@@ -52,7 +52,7 @@ class Heartbeat:
         self._period_s, self._period_text = lost_after_s / BEATS, f"for {lost_after_s:g} s (lost_after_s)"
         self._keys = [f"beat_{number}" for number in range(size)]
         self._name, self._who = f"(pid {os.getpid()} on {socket.gethostname()})", f"process {rank} of {size}"
-        self._beats = 0  # beats that the store has answered
+        self._beats = 0  # heartbeats that the store has answered
         self._failed = False
         self._left = threading.Event()
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._beat, self._watch)]
@@ -73,9 +73,9 @@ class Heartbeat:
         self._store.set(self._keys[self._rank], f"{self._beats} {self._name}")
 
     def _beat(self) -> None:
-        """Send beats and check the other processes' beats.
+        """Send heartbeats, and check the other processes' heartbeats.
 
-        Timeouts count own beats instead of time: a process that was stopped must not blame others when it resumes.
+        Timeouts count own heartbeats, not time: a process that was stopped must not blame others when it resumes.
         """
         before, missed = [""] * len(self._keys), [0] * len(self._keys)
         with suppress(RuntimeError):  # `_watch` notices a lost store
@@ -88,7 +88,7 @@ class Heartbeat:
                 for rank, (last, now) in enumerate(zip(before, beats, strict=True)):
                     missed[rank] = missed[rank] + 1 if now == last != LEFT else 0
                 before = beats
-                lost = [rank for rank, number in enumerate(missed) if number >= BEATS + FIRST]  # after its watchdog
+                lost = [rank for rank, number in enumerate(missed) if number >= BEATS + FIRST]  # watchdog acts first
                 # The first live process reports the loss; the others only if it does not.
                 first = min(rank for rank, last in enumerate(beats) if rank not in lost and last != LEFT)
                 if lost and (self._rank == first or max(missed) >= BEATS + 2 * FIRST):

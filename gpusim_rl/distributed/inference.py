@@ -49,8 +49,8 @@ class _ServedActor:
 class InferenceRollouts(Rollouts):
     """Rollouts with central inference, as in GA3C (Babaeizadeh et al. 2017, arXiv 1611.06256).
 
-    A thread answers actors in batches: once `max_batch` of them wait, or the first has waited for `max_wait_ms` (0: at
-    once). It acts with a copy of the weights, never with half-updated weights.
+    A thread answers actors in batches: once `max_batch` actors wait, or once the first has waited for `max_wait_ms` (0:
+    no wait). The thread acts with a copy of the weights, never with half-updated weights.
     """
 
     def __init__(self, engine: Engine, start: RunStart, seed: int) -> None:

@@ -26,7 +26,7 @@ LONGEST_ROW = 65_536  # [bytes]
 
 
 def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -> dict[str, Any]:
-    """Perturb the settings of a copied trial within the space."""
+    """Return a copied trial's settings, perturbed within the search space."""
     near = dict(settings)
     for key, allowed in space.items():
         up = chance.choice((-1, 1))
@@ -46,7 +46,7 @@ def explored(settings: Mapping[str, Any], space: Space, chance: random.Random) -
 
 def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
     """Return a trial's newest intact checkpoint with iterations left, or None."""
-    from gpusim_rl.files.checkpoint_file import is_whole  # torch
+    from gpusim_rl.files.checkpoint_file import is_whole  # imports torch
 
     files = [file for file in trial.glob("2*/checkpoints/[0-9]*.pt") if re.fullmatch("[0-9]{1,18}", file.stem)]
     for file in sorted(files, key=lambda file: (file.parts[-3], int(file.stem)), reverse=True):  # run, iteration

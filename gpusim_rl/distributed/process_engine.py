@@ -36,8 +36,8 @@ _START = "import sys; from gpusim_rl.distributed.process_engine import main; mai
 class SharedWeights:
     """Shared weights with one writer and many readers, protected by a sequence lock.
 
-    Readers retry if the count is odd or changed, so a process killed while reading blocks no other. Requires ordered
-    stores between processes, as on x86.
+    Readers retry if the count is odd or changed, so a process that is killed while reading does not block others.
+    Requires ordered stores between processes, as on x86.
     """
 
     def __init__(self, memory: SharedMemory, state: Mapping[str, Tensor]) -> None:

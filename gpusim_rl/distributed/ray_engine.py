@@ -20,14 +20,14 @@ UP = "up"
 
 
 class RemoteActor:
-    """Ray actor; it has no envs until a `describe` request, also after a restart."""
+    """Ray actor; creates its envs on a `describe` request, also after a restart."""
 
     def __init__(self, job: ActorJob) -> None:
         self._job = job
         self._actor: Actor | None = None
 
     def is_up(self) -> str:
-        """Answer once the process runs."""
+        """Return `UP`, which shows that the process is running."""
         return UP
 
     def call(self, request: str, attempt: int, argument: Any) -> Answer | Failed | None:
@@ -117,7 +117,7 @@ class RayEngine(Engine):
         return self._restarts(actor, silent_s, NO_ANSWER)
 
     def _restarts(self, actor: int, silent_s: float | None, last_words: str) -> Lost:
-        """Drop an actor's pending calls, and request an answer from the restarted actor."""
+        """Drop a lost actor's pending calls, and request an answer from the restarted actor; return the loss."""
         lost = self._died(actor, last_words, silent_s)
         self._attempts[actor] += 1
         # Calls without retries fail until Ray has restarted the actor, which would look like deaths.

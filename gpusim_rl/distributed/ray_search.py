@@ -78,7 +78,7 @@ def _fit(study: Study, cluster: Mapping[str, float]) -> None:
         warnings.simplefilter("ignore")  # Ray Tune recommends reusing processes
         tuner.fit()
     if study.num_ended < search.cfg.trials:
-        raise KeyboardInterrupt  # Ray Tune swallows it
+        raise KeyboardInterrupt  # Ray Tune swallows Ctrl-C
 
 
 def _trials_left(study: Study) -> tuple[list[int], dict[int, Path], list[dict[str, Any]]]:
@@ -118,7 +118,7 @@ def _domain(ray_tune: Any, allowed: Mapping[str, Any]) -> Any:
 
 
 def make_scheduler(search: Search) -> Any:
-    """Make Ray Tune's scheduler."""
+    """Make Ray Tune's scheduler for the search method."""
     from ray.tune import schedulers
 
     cfg, space, chance = search.cfg, search.space, random.Random()
@@ -127,7 +127,7 @@ def make_scheduler(search: Search) -> Any:
         return schedulers.ASHAScheduler("iteration", stop_last_trials=False, **sizes)  # runs end by themselves
 
     class Together(schedulers.PopulationBasedTraining):  # type: ignore[reportUntypedBaseClass]
-        """Population whose trials never pause: each has its own CPUs."""
+        """Population-based scheduler that never pauses trials, since each trial has its own CPUs."""
 
         def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:
             decision = super().on_trial_result(tune_controller, trial, result)
@@ -211,7 +211,7 @@ def _trainable(
 
 
 def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
-    """Make Ray Tune's callback, which adds intervals and ended trials to the study."""
+    """Make Ray Tune's callback, which adds intervals to the table and ended trials to the study."""
     search = study.search
 
     def number(trial: Any) -> int:

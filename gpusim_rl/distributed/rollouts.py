@@ -102,7 +102,7 @@ class Rollouts(ABC):
 
 
 class ActorsRollouts(Rollouts):
-    """Rollouts of actors that run the policy; each uses the newest weights at its start (with Ray: at its request)."""
+    """Rollouts of actors that run the policy with the newest weights at rollout start (with Ray: at the request)."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -274,7 +274,7 @@ class ActorsCollector(Collector):
         self._version += 1
 
     def _next(self, number: int, pause: Pause) -> SentRollout:
-        """Wait for a rollout within the maximum policy lag; drop older ones."""
+        """Wait for and return a rollout within the maximum policy lag; drop older rollouts."""
         waiting_since = time.monotonic()
         while True:
             rollout = self._rollouts.next(COPYING_S if self._in_flight.poll() else POLL_S)

@@ -48,7 +48,7 @@ class Search:
     cfg: SearchConfig  # with resolved `study` and `grace`
     space: Space
     overrides: Sequence[str]  # of `train.py`, shared by all trials
-    config_dir: Path | None  # -cd
+    config_dir: Path | None  # folder of -cd
     device: str  # `device` of the training runs
     iterations: int  # max_iterations
     folder: Path  # database and tables; run folders are next to it
@@ -135,7 +135,7 @@ def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path
 
 def _refuse_structure(space: Space, algo: Mapping[str, Any]) -> None:
     """Refuse settings that change shapes, since trials of a population exchange checkpoints."""
-    from gpusim_rl.learn.algorithm import load_algorithm_class  # torch
+    from gpusim_rl.learn.algorithm import load_algorithm_class  # imports torch
 
     config = algorithm_settings_class(algo["name"], load_algorithm_class(algo["_target_"]))
     fixed = ["num_envs", *(f"{algo['name']}.{name}" for name in declarations(config).structure)]

@@ -30,7 +30,7 @@ class TrialFailedError(Exception):
 
 
 class TrialRun:
-    """Training of a trial with the settings `chosen`, the overrides `more` and the environment variables `env`."""
+    """Training process of a trial, with settings `chosen`, extra overrides `more` and environment variables `env`."""
 
     def __init__(
         self, search: Search, number: int, chosen: Mapping[str, Any], *more: str, cwd: str = ".", **env: str
@@ -59,7 +59,7 @@ class TrialRun:
         return str(max(new).absolute()) if new else ""
 
     def rows(self) -> Iterator[tuple[int, float]]:
-        """Yield iteration and objective of each metrics row with an objective; the last row once the run has ended."""
+        """Yield iteration and objective of metrics rows with an objective; hold the last row until the run ends."""
         seen = 0
         while True:
             running = self.running

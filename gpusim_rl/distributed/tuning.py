@@ -1,4 +1,4 @@
-"""Hyperparameter search with Optuna, and the study for all methods: SQLite database and table in one folder."""
+"""Hyperparameter search with Optuna, and study storage for all methods: SQLite database and table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INTERRUPTED = "interrupted"  # attribute of trials that the user stopped; they d
 DATABASE = "study.db"
 LOCK_S = 60.0  # timeout for another process's write to the database [s]
 FOREIGN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors that Optuna raises for a malformed database, such as an untrusted one or one from a newer Optuna."""
+"""Errors that Optuna raises for a database that is malformed, untrusted or from a newer Optuna."""
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 """End of a rollback journal that names another file, which SQLite would delete."""
 
@@ -62,7 +62,7 @@ def tune(search: Search) -> list[str]:
 
 @contextmanager
 def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
-    """Convert database errors, and those in `more`, to a one-line ConfigError."""
+    """Convert database errors, and errors of the types `more`, to a one-line ConfigError."""
     optuna: Any = import_extra("optuna", "tune", "tune")
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -182,7 +182,7 @@ class Study:
         return sum(trial.state.is_finished() and INTERRUPTED not in trial.user_attrs for trial in trials)
 
     def say_ended(self, place: int) -> None:
-        """Print a line about an ended trial, by its index in the study."""
+        """Print a line about the ended trial at index `place` of the study."""
         trial = self.trials.get_trials(deepcopy=False)[place]
         value = "" if trial.value is None else f", return {trial.value:.5g}"
         reason = f": {trial.user_attrs['failed']}" if "failed" in trial.user_attrs else ""
@@ -271,7 +271,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], header: bool = True) -> bytes:
 
 
 def number_of(trial: Any) -> int:
-    """Return the trial number in file names; with Ray Tune, it differs from the study's order."""
+    """Return the trial number used in file names; with Ray Tune, it differs from the study's order."""
     number = trial.user_attrs.get("number")
     return number if isinstance(number, int) else trial.number
 
