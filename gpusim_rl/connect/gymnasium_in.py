@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Array = np.ndarray
 EVALUATED_STEPS = 10_000  # evaluation length for envs without a time limit [control steps]
-REPEATED_ENDS = 10  # warn after this number of episodes whose last observation equals the next first one
+REPEATED_ENDS = 10  # warn after this many episodes whose last observation equals the first of the next episode
 FlatObservation = dict[str, Array]
 """Observation groups: float32 [num_envs, size], or uint8 [num_envs, height, width, channels]."""
 
@@ -99,7 +99,7 @@ class GymnasiumEnv(Environment):
         self._steps = np.zeros(self.num_envs, dtype=np.int64)  # steps of the current episodes
         self._stat_names: list[str] = []
         self._warned = self._failed = self._moved = False  # moved: an observation has changed
-        self._repeated_ends: int | None = 0  # count of last observations equal to the next first one; None: some differ
+        self._repeated_ends: int | None = 0  # last observations equal to the next episode's first; None: some differ
 
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
@@ -122,7 +122,7 @@ class GymnasiumEnv(Environment):
         return cls(envs, seed=first_seed(seed), max_episode_steps=cfg.max_episode_steps)
 
     def reset(self) -> Observation:
-        """Begin an episode in every env; raise TaskError for invalid observations."""
+        """Begin an episode in every env and return the observations; raise TaskError if they are invalid."""
         self._resetting[:] = False
         self._steps[:] = 0
         obs = self._flat(self._call("reset", seed=self._seed)[0], "reset()", self.num_envs)
@@ -133,8 +133,8 @@ class GymnasiumEnv(Environment):
     def step(self, action: Tensor) -> Step:
         """Advance all envs by one control step and reset those whose episode ended.
 
-        Actions [num_envs, num_actions] are int64 indices from 0, or in [-1, 1] for a box, clamped and scaled to its
-        bounds (unbounded dimensions pass through). Raises TaskError for an invalid result.
+        Actions [num_envs, num_actions] are int64 indices from 0 or, for a box, values in [-1, 1], clamped and scaled to
+        the box's bounds (unbounded dimensions pass through). Raises TaskError for an invalid result.
         """
         require_shape(action, self.num_envs, self.num_actions)
         chosen = action.detach().cpu().numpy()
@@ -191,7 +191,7 @@ class GymnasiumEnv(Environment):
         return final_obs
 
     def _check_ends(self, obs: FlatObservation, final_obs: FlatObservation, begun: Array) -> None:
-        """Warn if every last observation equals the next episode's first one: the envs may have overwritten it."""
+        """Warn if every last observation equals the next episode's first: reset() may have overwritten it."""
         differ = any((value[begun] != final_obs[group][begun]).any() for group, value in obs.items())
         ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())

@@ -151,13 +151,13 @@ class TaskEnv(gymnasium.Env):
         self.render_mode = render_mode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin an episode."""
+        """Begin an episode; return its first observation and an empty dict."""
         super().reset(seed=seed)
         obs, info = self.envs.reset(seed=seed)
         return obs[0], info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Advance the env by one control step."""
+        """Advance the env by one control step; return observation, reward, terminated, truncated and info."""
         obs, reward, terminated, truncated, info = self.envs.step(np.asarray(action)[None])
         return obs[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), info
 

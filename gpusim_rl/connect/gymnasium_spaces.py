@@ -34,7 +34,7 @@ MOST_CHANNELS = 16  # maximum size of a leading dimension of channels or stacked
 
 
 def is_picture(space: Space[Any]) -> bool:
-    """Return whether observations are images: uint8, two- or three-dimensional."""
+    """Return whether observations are images: uint8, two- or three-dimensional, and at least `PICTURE` bytes."""
     shape = space.shape or ()
     return isinstance(space, Box) and space.dtype == np.uint8 and len(shape) in (2, 3) and flatdim(space) >= PICTURE
 
@@ -61,7 +61,7 @@ def split_pictures(space: Space[Any]) -> tuple[Space[Any], dict[str, str | None]
 
 
 def picture_shape(space: Space[Any]) -> tuple[int, int, int]:
-    """Return the height, width and channels that `pictures` returns."""
+    """Return the height, width and channels of the images that `pictures` returns."""
     height, width, channels = pictures(np.empty((1, *(space.shape or ())), np.uint8)).shape[1:]
     return height, width, channels
 

@@ -166,7 +166,7 @@ def camel_case(name: str) -> str:
 
 
 def read_rates(env: dict[str, Any], physics: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return the settings common to all tasks; remove nested ones from `env`. Raise ConfigError unless positive."""
+    """Return the settings common to all tasks, removing nested ones from `env`; raise ConfigError unless positive."""
 
     def positive(values: dict[str, Any], path: str) -> float | int:
         value = look_up(values, path)

@@ -84,7 +84,7 @@ class IsaacLabEnv(TensorEnvs):
     def render(self) -> list[Any]:
         """Return an image per env from Newton's viewer; needs `env.kwargs.render_mode=rgb_array`.
 
-        The camera follows the first robot from the direction of Isaac Lab's camera, and no farther away.
+        The camera follows the first robot, from the direction of Isaac Lab's camera and at most at its distance.
         """
         sim, scene = self._envs.sim, self._envs.scene
         if not sim.visualizers:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryConfig:
-    """Section `task` for envs of other libraries; all settings must keep their defaults."""
+    """`task` section for envs of other libraries; all settings must keep their defaults."""
 
     randomize: Literal[False] = False
     randomization_params: dict[str, Any] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def module_and_id(name: str) -> str:
 
 
 def change(cfg: Any, changes: Mapping[str, Any], key: str) -> None:
-    """Set fields of another library's nested configuration; raise ConfigError if one is unknown or does not fit."""
+    """Set fields of another library's nested configuration; raise ConfigError for unknown fields or wrong values."""
     for name, value in changes.items():
         fields = cfg if isinstance(cfg, dict) else getattr(cfg, "__dict__", {})
         by_pattern = isinstance(cfg, dict) and all(map(_is_number, fields.values()))  # e.g. values by joint name

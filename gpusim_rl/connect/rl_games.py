@@ -20,8 +20,8 @@ class RlGamesEnv(IVecEnv):
     """One of our environments as rl_games' `IVecEnv`; a `critic` group becomes the states for `central_value_config`.
 
     `value_bootstrap` (on by default) bootstraps truncated episodes from the observation before the last step.
-    If the task's `clip_actions` is not 1, set `clip_actions: False` in rl_games; otherwise, it scales [-1, 1] to that
-    limit. `device` is the learning device. The adapter resets `env`.
+    If the task's `clip_actions` is not 1, set `clip_actions: False` in rl_games; otherwise, rl_games scales [-1, 1] to
+    that limit. `device` is the learning device. The adapter resets `env`.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:
@@ -40,11 +40,11 @@ class RlGamesEnv(IVecEnv):
         }
 
     def reset(self) -> Obs:
-        """Reset all envs; return observations [num_envs, size], or a dict of `obs` and `states` with a critic group."""
+        """Reset all envs; return observations [num_envs, size], or `obs` and `states` with a `critic` group."""
         return self._observation(self.env.reset())
 
     def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[Obs, Tensor, Tensor, dict[str, Tensor]]:
-        """Advance all envs by one control step; the info has `time_outs`."""
+        """Advance all envs by one control step; return observations, rewards, dones and infos with `time_outs`."""
         step = self.env.step(actions.to(self.env.device))
         infos = {"time_outs": (step.truncated | step.diverged).to(self.device)}
         return self._observation(step.obs), step.reward.to(self.device), step.done.to(self.device), infos

@@ -47,7 +47,7 @@ class RslRlEnv(RslRlVecEnv):
         return TensorDict(dict(self._obs), batch_size=[self.num_envs])
 
     def step(self, actions: Float[Tensor, "envs actions"]) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """Advance all envs by one control step; the info has `time_outs`."""
+        """Advance all envs by one control step; return observations, rewards, dones and extras with `time_outs`."""
         with torch.no_grad():
             step = self.env.step(actions)
         self._obs = step.obs

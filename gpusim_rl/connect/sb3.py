@@ -19,7 +19,7 @@ Indices = int | Iterable[int] | None
 class Sb3Env(Sb3VecEnv):
     """One of our environments as Stable-Baselines3's `VecEnv`: numpy in and out, group `policy` only.
 
-    An env's `info` is empty until its episode ends. Then it has
+    An env's `info` is empty until its episode ends. Then it contains
 
     - `terminal_observation`: last observation before the reset; for a diverged env, the previous one;
     - `TimeLimit.truncated`: whether to bootstrap from the value of that observation;
@@ -57,7 +57,7 @@ class Sb3Env(Sb3VecEnv):
 
     @torch.no_grad()
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Advance all envs by one control step."""
+        """Advance all envs by one control step; return observations, rewards, dones and infos."""
         previous, step = self._last, self.env.step(self._actions)
         self._last = step.obs["policy"]
         # A single copy to the host for all per-env scalars.

@@ -80,7 +80,7 @@ class FinalObsPPO(PPO):
     """skrl's PPO with a time-limit bootstrap from `infos["final_obs"]`; needs `time_limit_bootstrap=True`."""
 
     def record_transition(self, **transition: Any) -> None:  # type: ignore[override]
-        """Record a transition of all envs."""
+        """Record a transition of all envs, with the true last observation of truncated episodes."""
         truncated, final_obs = transition["truncated"], transition["infos"]["final_obs"]
         pairs = {"next_observations": "policy", "next_states": "critic"}
         for name, group in pairs.items():

@@ -62,7 +62,7 @@ def is_field(name: Any) -> bool:
 
 
 def number(value: float) -> float | int:
-    """Round rates such as 59.9999 to 60; they are inexact because files store periods."""
+    """Round a rate such as 59.9999 to 60; rates are inexact because files store periods."""
     return round(value) if abs(value - round(value)) < 5e-4 else value
 
 

@@ -70,7 +70,7 @@ class TensorEnvs(Environment):
         return cls(envs)
 
     def reset(self) -> Observation:
-        """Begin an episode in every env; raise TaskError for a non-finite observation."""
+        """Begin an episode in every env and return the observations; raise TaskError if they are not finite."""
         self._resetting.zero_()
         with self._in_order():
             library_obs, extras = self._envs.reset()

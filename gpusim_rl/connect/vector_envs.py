@@ -105,7 +105,7 @@ def adapt(envs: Any, name: str) -> VectorEnv:
 
 
 def time_limit_of(envs: VectorEnv) -> int | None:
-    """Return the declared time limit [control steps]; None without one."""
+    """Return the declared time limit [control steps]; None without a limit."""
     spec = envs.spec or envs.unwrapped.spec
     if spec is not None:
         return spec.max_episode_steps
