@@ -42,7 +42,7 @@ def test_forward_only_demo_is_labelled(load_tool):
     assert card["recipe"] == "quick" and "recipe quick" in load_tool("demo").summary(card)
     assert "forward only" in card["note"] and card["note"] in load_tool("demo").summary(card)
     readme = (ROOT / "README.md").read_text()
-    assert "G1 forward only" in readme
+    assert "G1 walks forward only" in readme
     assert not (demos_dir() / "G1Velocity").exists()
 
 
