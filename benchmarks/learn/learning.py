@@ -512,10 +512,10 @@ def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     seeds = f"{most} seed{'' if most == 1 else 's'}" if fewest == most else f"{fewest} to {most} seeds"
     medians = "" if most == 1 else "; numbers are medians"
     return [
-        f"{seeds} of each task{medians}. Goals are means over {WINDOW} episodes, of the return or of the metric named;"
-        " env steps and time count until the goal, or the time limit. Task metrics are from the end of training, with"
-        " exploration; in the full task, of mean actions. Published returns are skrl's on Isaac Gym, unless another"
-        " source is named.",
+        f"{seeds} of each task{medians}. A goal is a mean return, or the mean of the metric named, over {WINDOW}"
+        " episodes; env steps and time are until the goal, or the time limit, is reached. Task metrics are from the"
+        " end of training, with exploration (in the full task: without). Published returns are skrl's on Isaac Gym,"
+        " unless another source is named.",
     ]
 
 
