@@ -17,7 +17,7 @@ from gpusim_rl.errors import TaskError, available, did_you_mean
 Value = float | Mapping[str, float]  # one number for all joints, or one per joint name or pattern (`*_hip`)
 
 RESISTANCE, STIFFNESS, DAMPING = 0, 4, 6
-"""Columns of `actuator_gainprm` of a DC motor."""
+"""Columns of a DC motor's `actuator_gainprm`: winding resistance, servo stiffness and servo damping."""
 
 ON_JOINTS = (mujoco.mjtTrn.mjTRN_JOINT, mujoco.mjtTrn.mjTRN_JOINTINPARENT)
 INPUT = {"position": 1, "velocity": 2, "torque": 4, "dc_motor": 8}  # mjtCtrlInput of MuJoCo's DC motor
@@ -141,12 +141,12 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
 
 
 def whole_steps(delay: Tensor, dt: float) -> Tensor:
-    """Round delays [s] up to whole steps, minus half a step so that rounding errors never select another control."""
+    """Round delays [s] up to whole steps, then subtract half a step: rounding errors must not select another sample."""
     return ((delay / dt - 1e-3).ceil() - 0.5).clamp(min=0.0) * dt
 
 
 def has_steps(model: mujoco.MjModel) -> np.ndarray:
-    """Return a mask [nactuator] of delayed actuators that hold controls instead of interpolating."""
+    """Return a mask of actuators whose delayed controls are held instead of interpolated, shape [nactuator]."""
     return (model.actuator_history[:, 0] > 0) & (model.actuator_history[:, 1] == 0)
 
 
@@ -179,7 +179,7 @@ def control_names(model: mujoco.MjModel) -> list[tuple[str, int]]:
 
 
 def is_dc_motor(model: mujoco.MjModel, actuator: int) -> bool:
-    """Return whether an actuator has the torque-speed line of a DC motor."""
+    """Return whether an actuator is a DC motor (`mjGAIN_DCMOTOR`)."""
     return int(model.actuator_gaintype[actuator]) == mujoco.mjtGain.mjGAIN_DCMOTOR.value
 
 

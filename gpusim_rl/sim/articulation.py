@@ -30,7 +30,7 @@ def round_inwards(ranges: np.ndarray) -> np.ndarray:
 
 
 def reference_pose(model: mujoco.MjModel) -> np.ndarray:
-    """Return the model's `qpos0` in float32; joints within their limits stay within them."""
+    """Return the model's `qpos0` in float32; rounding never moves a joint out of its limits."""
     pose, scalar = model.qpos0.astype(np.float32), np.isin(model.jnt_type, _SCALAR) & (model.jnt_limited != 0)
     columns, ranges = model.jnt_qposadr[scalar], model.jnt_range[scalar]
     exact, (low, high) = model.qpos0[columns], round_inwards(ranges).T
@@ -40,7 +40,7 @@ def reference_pose(model: mujoco.MjModel) -> np.ndarray:
 
 
 class Articulation:
-    """Articulation created by `Scene.add`, in every world. State tensors may be views: do not write to them.
+    """Articulation created by `Scene.add`, as tensors over all worlds. They may be views: do not write to them.
 
     Get bodies, sites, sensors, mocap bodies and dynamics once, in the task's `__init__`. Methods raise TaskError for
     unknown names and wrong shapes; nothing is broadcast.
@@ -197,14 +197,14 @@ class Articulation:
     def sensor(self, name: str) -> Sensor:
         """Return a sensor from the file or from `Scene.add_sensor`; only requested sensors are computed.
 
-        Position and velocity sensors (gyro, frame position, rangefinder, ...) cost about as much as body poses; force
-        and acceleration sensors (accelerometer, force, torque, touch, actuator force) about one physics step per
+        Position and velocity sensors (gyro, frame position, rangefinder, ...) cost about as much as body poses. Force
+        and acceleration sensors (accelerometer, force, torque, touch, actuator force) cost about one physics step per
         control step.
         """
         return Sensor(self._sim, self._find("sensor", [name])[0])
 
     def dynamics(self, body: str) -> Dynamics:
-        """Return mass matrix and Jacobian of a body, computed from the scene's masses; per-world masses are ignored."""
+        """Return the articulation's mass matrix and a body's Jacobian; per-world masses are ignored."""
         (body_id,) = self._find("body", [body])
         if not self._joint_ids:
             raise TaskError(f"{self.name!r} has no joints: dynamics() requires at least one")
@@ -246,7 +246,7 @@ class Articulation:
                 value = torch.where(where[:, None, None], value, read_columns(target, self._mocaps))
                 write_columns(target, self._mocaps, value)
         if root_quat is not None and root_ang_vel is None:
-            root_ang_vel = self.root_ang_vel  # keep it in the world frame; MuJoCo's is in the body frame
+            root_ang_vel = self.root_ang_vel  # unchanged in the world frame; MuJoCo stores it in the body frame
         if root_ang_vel is not None:
             quat = self.root_quat if root_quat is None else root_quat
             state["root_ang_vel"] = quat_rotate_inverse(quat, root_ang_vel)

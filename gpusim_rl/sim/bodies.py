@@ -245,8 +245,8 @@ class Sensor:
     def data(self) -> Float[Tensor, "envs size"]:
         """Readings in the current state, under the controls and forces of the last step.
 
-        Units are m, m/s, m/s^2, rad/s, N, N m; orientations wxyz. An accelerometer reads 9.81 m/s^2 upwards at rest, a
-        rangefinder -1 without a hit. Contact sensors report the last physics step, and 0 after a reset.
+        Units are m, m/s, m/s^2, rad/s, N, N m; orientations are wxyz. An accelerometer reads 9.81 m/s^2 upwards at
+        rest; a rangefinder reads -1 without a hit. Contact sensors report the last physics step, and 0 after a reset.
         """
         sensors = self._sim.sensordata if self._late else self._sim.current_sensors(self._stage)
         return sensors[:, self._columns]

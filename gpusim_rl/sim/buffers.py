@@ -34,8 +34,8 @@ def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
 def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     """Estimate constraint rows and contacts to allocate per world; rows are a limit per world, contacts are pooled.
 
-    The estimate assumes half of all possible contacts with the ground, and some contacts between other geoms. It is
-    over twice what a tumbling Ant uses; a short trial in MuJoCo may raise it.
+    The estimate assumes half of all possible contacts with the ground, and some contacts between other geoms. That is
+    over twice what a tumbling Ant uses; a short trial in MuJoCo may raise the estimate.
     """
     plane, hfield = mujoco.mjtGeom.mjGEOM_PLANE.value, mujoco.mjtGeom.mjGEOM_HFIELD.value
     touch = may_touch(model)
@@ -60,7 +60,7 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
 
 
 def enough(room: Mapping[str, int], needs: Mapping[str, float]) -> str:
-    """Format settings for buffers that cover the needs with a margin: `sim.njmax=192 sim.nconmax=64`."""
+    """Format buffer settings that cover the needs with a margin: `sim.njmax=192 sim.nconmax=64`."""
     sizes = {n: _round_up(max(1.5 * needs[n], size * (2 if needs[n] > size else 1))) for n, size in room.items()}
     return " ".join(f"sim.{name}={size}" for name, size in sizes.items())
 

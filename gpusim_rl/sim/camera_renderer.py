@@ -30,7 +30,7 @@ _READ_BY_RAYS = ("geom_xpos", "geom_xmat", "cam_xpos", "cam_xmat", "light_xpos",
 
 
 def _part(owner: Any, worlds: slice, *fields: str) -> Any:
-    """Return a shallow copy in which the named arrays are views of the rows of a slice of worlds."""
+    """Return a shallow copy in which the named arrays are views restricted to a slice of worlds."""
     part = copy.copy(owner)
     for field in fields:
         array = getattr(owner, field)
@@ -39,7 +39,7 @@ def _part(owner: Any, worlds: slice, *fields: str) -> Any:
 
 
 def _give_boxes(context: mjw.RenderContext, worlds: slice) -> None:
-    """Give a context its own BVH of a slice of worlds: the ray caster numbers a context's worlds from 0."""
+    """Give a context its own BVH over a slice of worlds, because the ray caster numbers a context's worlds from 0."""
     size, num_envs = context.bvh_ngeom, worlds.stop - worlds.start
     for field in ("lower", "upper"):
         setattr(context, field, wp.clone(getattr(context, field)[size * worlds.start : size * worlds.stop]))

@@ -78,7 +78,7 @@ _Inputs = wp.struct(_Fields)  # not as a decorator: type checkers' import hooks 
 
 
 class Constants:
-    """Kernels that derive a model's `constants_of` in the worlds of the mask `where`.
+    """Kernels that update a model's derived constants (`constants_of`) in the worlds of the mask `where`.
 
     Inputs have one row per world or one shared row; constants have one row per world. `source` is the initial model of
     all worlds. Create instances within `WarpGraphs.scope`.

@@ -17,7 +17,7 @@ class Dynamics:
     """Joint-space dynamics of an articulation with any free root held fixed; up to date whenever read.
 
     With body velocities scaled by the square roots of masses and principal inertias, the kinetic energy is half a
-    squared norm, and the mass matrix a product of two thin matrices. Per-world masses are ignored.
+    squared norm, and the mass matrix is a product of two thin matrices. Per-world masses are ignored.
     """
 
     def __init__(self, sim: MujocoTensors, joints: Sequence[int], bodies: Sequence[int], body: int) -> None:

@@ -47,12 +47,12 @@ def add_heights(
     pos: Sequence[float],
     friction: Sequence[float],
 ) -> dict[str, Any]:
-    """Add a height field and its geom; return its surface properties."""
+    """Add a height field and its geom; return the geom's surface properties."""
     low, relief = heights.min(), max(heights.max() - heights.min(), 1e-3)
     if spec.material(NAME) is None:
         _add_material(spec)
     surface = {"friction": list(friction), "material": NAME, "solref": [2.0 * spec.option.timestep, 1.0]}
-    surface["solmix"] = 1e3  # use our solref instead of the mean with the other geom's
+    surface["solmix"] = 1e3  # use our solref instead of averaging it with the other geom's
     columns, rows = heights.shape
     userdata = ((heights.T - low) / relief).ravel()
     spec.add_hfield(name=name, size=[*half_size, relief, TERRAIN_DEPTH], ncol=columns, nrow=rows, userdata=userdata)

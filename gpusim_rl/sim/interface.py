@@ -32,7 +32,7 @@ logger = logging.getLogger("gpusim_rl")
 
 
 def not_finite(tensors: Iterable[Tensor]) -> Bool[Tensor, " envs"]:
-    """Return a mask of the rows in which any of the tensors, [envs, ...] each, is NaN or infinite."""
+    """Return a mask of the envs in which any of the tensors, [envs, ...] each, contains NaN or infinity."""
     # 0 * x is NaN if x is NaN or infinite
     return functools.reduce(torch.logical_or, ((0.0 * x).flatten(1).any(dim=1) for x in tensors))
 
@@ -80,7 +80,7 @@ class Sim(MujocoTensors):
 
     @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
-        """Worlds in which a control or applied force is NaN or infinite; simulators react differently."""
+        """Worlds in which a control or applied force is NaN or infinite; the effect differs between simulators."""
         return not_finite(getattr(self, field) for field in self._used)
 
     @property
@@ -90,7 +90,7 @@ class Sim(MujocoTensors):
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
-        """Demand on the `buffers` in the last physics step; above a buffer's capacity from overflow until reset."""
+        """Demand in the last physics step for each of the `buffers`; exceeds the capacity from overflow until reset."""
         return {}
 
     def articulation(self, name: str) -> Articulation:
@@ -177,7 +177,7 @@ def choose_sim(name: str, device: torch.device) -> SimChoice:
 
 
 def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> Sim:
-    """Build the chosen simulator, importing only its own library; raise ConfigError if the scene is unsupported."""
+    """Build the chosen simulator, importing only its library; raise ConfigError if it does not support the scene."""
     simulator = SIMULATORS[choice.name]
     if simulator.cpu_threads and (cfg.njmax or cfg.nconmax):
         logger.warning("sim.njmax and sim.nconmax have no effect: sim=%s sizes its buffers itself", choice.name)

@@ -35,9 +35,9 @@ def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
 def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
     """Make a keyframe the reference pose; each joint's `ref` is set so that positions keep their meaning.
 
-    The keyframe's velocities and controls are ignored. Equalities of joints and tendons are relative to the reference
-    pose and are rewritten. Ball joints have no `ref`: their rotation becomes relative to the keyframe; with limits or
-    a spring they keep their pose. TaskError if the keyframe is missing, has the wrong size or violates a body equality.
+    Velocities and controls are ignored. Joint and tendon equality constraints are relative to the reference pose, so
+    they are rewritten. Ball joints have no `ref`: their rotation becomes relative to the keyframe; with limits or a
+    spring, they keep the file's pose. TaskError if the keyframe is missing or does not fit the joints or constraints.
     """
     names = [key.name for key in spec.keys]
     if keyframe not in names:
@@ -113,7 +113,7 @@ def _motion(model: mujoco.MjModel, joint: mujoco.MjsJoint, position: np.ndarray)
 
 
 def _shift_tie(tie: mujoco.MjsEquality, shifts: dict[str, float]) -> None:
-    """Rewrite the equality y - y0 = P(x - x0) for new reference positions x0 and y0."""
+    """Rewrite the equality constraint y - y0 = P(x - x0) for new reference positions x0 and y0."""
     polynomial = np.polynomial.Polynomial(tie.data[:5])
     if tie.name2:
         polynomial = polynomial(np.polynomial.Polynomial([shifts.get(tie.name2, 0.0), 1.0]))

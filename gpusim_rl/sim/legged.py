@@ -34,7 +34,7 @@ class Foot:
 
     Attributes:
         item: `body:<name>` or `geom:<name>`.
-        sole: Lowest point in the pose, in the body's frame [m].
+        sole: Lowest point in the standing pose, in the body's frame [m].
         place: Position of the lowest point relative to the root: forward, left [m].
     """
 
@@ -133,7 +133,7 @@ class _Reader:
         mujoco.mj_kinematics(model, data)
         height = float(data.xpos[self.root, 2]) - min(map(self.bottom, self.shapes))
         imus = [i for i in range(model.nsite) if "imu" in self.name("site", i).lower()]
-        imus.sort(key=lambda i: model.site_bodyid[i])  # an IMU on the root before one on the torso
+        imus.sort(key=lambda i: model.site_bodyid[i])  # prefer an IMU on the root to one on the torso
         if not imus:
             self.notes.append("the file has no IMU site: placed one at the root's origin; adjust it in `sites`")
         upper = [i for i in self.bodies if TORSO.search(self.name("body", i))]
@@ -217,7 +217,7 @@ class _Reader:
         return float(self.data.geom_xpos[geom, 2]) - float(half)
 
     def lowest(self, shapes: list[int]) -> list[int]:
-        """Return the shapes that reach the ground; a foot's link may also have shapes of the shank."""
+        """Return the shapes that touch the ground; a foot's link may also have shapes of the shank."""
         ground = min(map(self.bottom, shapes))
         return [shape for shape in shapes if self.bottom(shape) < ground + SOLE]
 
@@ -282,7 +282,7 @@ class _Reader:
         """Return armature [kg m^2] and maximum torque [N m] of each joint; add notes on guessed values."""
         model, data, motors = self.model, self.data, {}
         legs, loads = [self.above(self.body_of[shapes[0]]) for shapes in feet], self.loads(feet)
-        heaviest: dict[float, float] = {}  # maximum load of joints with the same effort
+        heaviest: dict[float, float] = {}  # maximum load [N m] of the joints with the same maximum torque
         gravity = float(np.linalg.norm(model.opt.gravity))
         standing = 0.5 * float(model.body_subtreemass[self.root]) * gravity * height
         unknown = without = 0
@@ -300,7 +300,7 @@ class _Reader:
             if armature == 0.0:
                 stiff = heaviest[effort] / (SAG * (2.0 * math.pi * SERVO_HZ) ** 2)
                 motors[j], without = (max(ARMATURE * effort, stiff), effort), without + 1
-                if stiff > ARMATURE * effort:  # a quarter of the maximum torque would hardly move it
+                if stiff > ARMATURE * effort:  # a quarter of the maximum torque would hardly move the joint
                     self.scales[self.name("joint", j)] = SCALE
         if unknown:
             self.notes.append(f"{unknown} joints have no maximum torque in the file: guessed from their loads")
@@ -321,7 +321,7 @@ class _Reader:
         return {j: abs(float(torque[model.jnt_dofadr[j]])) for j in self.joints}
 
     def effort(self, joint: int) -> float | None:
-        """Return a joint's maximum torque [N m] from its actuator, else from its own limit; None if neither has one."""
+        """Return a joint's maximum torque [N m]: its actuator's limit, else its own; None if there is no limit."""
         model = self.model
         for a in range(model.nactuator):
             if model.actuator_trntype[a] != _JOINT or model.actuator_trnid[a, 0] != joint:

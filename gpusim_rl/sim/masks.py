@@ -27,14 +27,14 @@ def columns(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
 
 
 def read_columns(source: Shaped[Tensor, "envs all *rest"], found: slice | Tensor) -> Shaped[Tensor, "envs some *rest"]:
-    """Return `columns` of an array: a view for a slice, else a copy."""
+    """Return the columns of an array that an index from `columns` selects: a view for a slice, else a copy."""
     return source[:, found] if isinstance(found, slice) else source.index_select(1, found)
 
 
 def write_columns(
     target: Shaped[Tensor, "envs all *rest"], found: slice | Tensor, value: Shaped[Tensor, "envs some *rest"]
 ) -> None:
-    """Write values into `columns` of an array."""
+    """Write values into the columns of an array that an index from `columns` selects."""
     if isinstance(found, slice):
         target[:, found].copy_(value)
     else:

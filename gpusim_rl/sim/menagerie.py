@@ -22,8 +22,8 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
 
     Args:
         source: `menagerie:<robot>`, or `menagerie:<robot>/<model>` (`menagerie:unitree_g1/g1_with_hands`).
-        keyframe: Reference pose instead of `home`. By default, a robot with equalities between bodies, or without a
-            `home` keyframe, keeps the file's pose.
+        keyframe: Reference pose instead of `home`. By default, a robot with equality constraints between bodies, or
+            without a `home` keyframe, keeps the file's pose.
     """
     robot_name, _, entry = source.removeprefix(PREFIX).partition("/")
     try:

@@ -21,7 +21,7 @@ _THIN = 1e-3  # minimum half size of the box that replaces a flat collision mesh
 def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
     """Load a mesh's file into vertices [m] and faces; ValueError if it is unreadable or trimesh is missing.
 
-    A Collada file's `<unit>` applies, its `<up_axis>` does not, as in ROS.
+    As in ROS, a Collada file's `<unit>` applies, but its `<up_axis>` is ignored.
     """
     kind, metres = file.suffix.lower().removeprefix("."), 1.0
     trimesh: Any = import_extra("trimesh", "robots", file.name)
@@ -60,7 +60,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
 
 
 def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Repair a mesh, giving it a volume if it `collides`; return the change, or "". ValueError if beyond repair."""
+    """Repair a mesh, giving it a volume if it `collides`; describe the change, or return "". ValueError on failure."""
     error = _compiles(mesh, file, collides)
     if error and mesh.file and "volume" not in error:
         read_by_trimesh(mesh, file)
@@ -87,7 +87,7 @@ def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
 
 
 def _compiles(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Return MuJoCo's error for the mesh on its own, or ""."""
+    """Compile the mesh alone; return MuJoCo's error message, or ""."""
     spec = mujoco.MjSpec()
     alone = spec.add_mesh(name="mesh", scale=list(mesh.scale), inertia=mesh.inertia)
     if mesh.file:

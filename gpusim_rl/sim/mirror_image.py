@@ -1,4 +1,4 @@
-"""Mirror image of a robot about its x-z plane: a vector flips y, a pseudo-vector (angular velocity, torque) x and z."""
+"""Mirror image of a robot about its x-z plane. Vectors flip y; pseudovectors (angular velocity, torque) flip x, z."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class MirrorImage:
             if len(there) != len(here) or model.jnt_type[there[here.index(joint)]] != kind:
                 raise self._none(f"joint {label!r} has no counterpart on {self.bodies[self._names[body]]!r}")
             other = there[here.index(joint)]
-            # rotation about an axis: pseudo-vector; slide along it: vector
+            # the axis of a hinge is a pseudovector, the axis of a slide is a vector
             wanted = (PSEUDOVECTOR if kind == _HINGE else VECTOR) * self._turned(self._data.xaxis[joint])
             along = float(wanted @ self._turned(self._data.xaxis[other]))
             to = ids.index(other)
@@ -137,7 +137,7 @@ class MirrorImage:
         return SignedPermutation(index, signs)
 
     def among(self, names: Sequence[str]) -> list[int]:
-        """Return, for each named body or site, the index of its counterpart in `names`; TaskError if one has none."""
+        """Return, for each named body or site, the index of its counterpart in `names`; TaskError if one is missing."""
         sites = self._scene.elements_of(self._name, "site")
         index = []
         for name in names:
@@ -157,9 +157,9 @@ class MirrorImage:
         return index
 
     def at_site(self, name: str, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return matrices A and B; A v + B omega is the mirror image of a velocity v at a site, in the site's axes.
+        """Return matrices A and B [3, 3]: the mirror image of a site's velocity v is A v + B omega, in the site's axes.
 
-        `kind` is "vector" or "pseudovector". Raise TaskError unless the site's body is its own mirror image.
+        omega: angular velocity; `kind`: "vector" or "pseudovector". TaskError unless the site's body mirrors itself.
         """
         site = self._scene.elements_of(self._name, "site").get(name)
         if site is None or self._partners[body := int(self._model.site_bodyid[site])] != body:

@@ -1,4 +1,4 @@
-"""`sim=newton`: Newton with its MuJoCo solver, from the same scene.
+"""`sim=newton`: Newton with its MuJoCo solver, built from the same scene.
 
 Tasks read and write the data of its solver, MuJoCo Warp, from which Newton's own state is updated. That state has xyzw
 quaternions, velocities of free bodies at the centre of mass, and joint positions relative to the file's pose.
@@ -65,7 +65,7 @@ class NewtonSim(WarpSim):
 
     def _make_newton_views(self) -> None:
         model, state = self.scene.model, self._newton_state
-        # After MuJoCo's coordinates come coordinates of loop-closing joints, which its solver treats as constraints.
+        # After MuJoCo's coordinates come coordinates of loop-closing joints, which the solver treats as constraints.
         self._joint_q = self._per_world(state.joint_q)[:, : model.nq]
         self._joint_qd = self._per_world(state.joint_qd)[:, : model.nv]
         self._body_f = self._per_world(state.body_f)  # force, torque at the centre of mass; world frame
@@ -103,7 +103,7 @@ class NewtonSim(WarpSim):
         if FIELDS[field].pictures or field in LIMITED:  # meaningless without a limit
             return values
         expected = torch.as_tensor(model_values(self.scene.model, field), dtype=torch.float32).to(self.device)
-        if FIELDS[field].of == "geom":  # for all geoms, then copied to the solver's `_geoms`
+        if FIELDS[field].of == "geom":  # values of all geoms, copied to the solver's `_geoms` after each write
             self._solver_values[field] = values
             values = expected.expand(self.num_envs, *expected.shape).clone()
             expected = expected[self._geoms]
@@ -157,7 +157,7 @@ class NewtonSim(WarpSim):
         for q, v, body in self._free_joints:
             quat = self.qpos[:, q + 3 : q + 7]
             self._joint_q[:, q + 3 : q + 7] = quat.roll(-1, dims=1)
-            ang_vel = quat_rotate(quat, self.qvel[:, v + 3 : v + 6])  # MuJoCo's is in the body's frame
+            ang_vel = quat_rotate(quat, self.qvel[:, v + 3 : v + 6])  # MuJoCo stores it in the body's frame
             lever = quat_rotate(quat, self._body_com[:, body])
             self._joint_qd[:, v : v + 3] += torch.linalg.cross(ang_vel, lever)
             self._joint_qd[:, v + 3 : v + 6] = ang_vel

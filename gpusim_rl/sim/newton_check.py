@@ -1,4 +1,4 @@
-"""Import check: the model in Newton's solver must equal the one that MuJoCo compiles from the scene."""
+"""Import check: the model in Newton's solver must equal the model that MuJoCo compiles from the scene."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHER_COUNTS = re.compile(  # counts that may differ, and why
     "|ncam|nlight|nmat|ntex.*|nskin.*|nkey|nuser.*|nnumeric.*|ntuple.*"  # unused by physics
     "|nnames.*|npaths|nbuffer|narena|nconmax|njmax"  # names and memory
 )
-# Element kinds by prefix of the compared arrays, and the arrays with an element's first row.
+# Kind of element by the prefix of an array's name, and the arrays that contain each element's first row.
 _KINDS = {"jnt": "joint", "dof": "joint", "qpos": "joint", "wrap": "tendon", "eq": "equality"}
 _KINDS |= {name: name for name in ("body", "tendon", "pair", "exclude", "actuator", "geom", "site")}
 _FIRST = {"dof": "jnt_dofadr", "qpos": "jnt_qposadr", "wrap": "tendon_adr"}
@@ -29,13 +29,13 @@ _OTHER_ARRAYS = re.compile(  # arrays that may differ, and why
     r"|\w+_(invweight0|acc0|M0|length0?|lengthrange|subtreemass)"  # derived from the others
     r"|body_(geomnum|bvhnum|margin)"  # geoms that touch nothing are left out
     r"|geom_(size|dataid|rbound)|site_(type|size)"  # geom boxes are compared; only sensors use site shapes
-    r"|\w+_actfrclimited"  # Newton's limit is out of reach
+    r"|\w+_actfrclimited"  # Newton sets a limit that is never reached
     r"|actuator_ctrlspec"  # DC motors, which are rejected
 )
 
 
 def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
-    """Raise ConfigError unless the solver's model equals the scene's, element by element."""
+    """Raise ConfigError unless the solver's model equals the scene's model, element by element."""
     model, solved, labels = scene.model, solver.mj_model, solver.model.body_label
     same = len(labels) == num_envs * (model.nbody - 1)
     if not same or not all(labels[i].endswith(f"/{model.body(i + 1).name}") for i in range(model.nbody - 1)):
@@ -74,7 +74,7 @@ def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
 
 
 def _array(solver: Any, name: str) -> np.ndarray:
-    """Return a model array as the solver uses it, for the first env."""
+    """Return the first env's values of a model array, as the solver uses them."""
     compiled, array = getattr(solver.mj_model, name), getattr(solver.mjw_model, name, None)
     if array is None or isinstance(array, int | float):
         return compiled

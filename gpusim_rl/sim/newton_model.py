@@ -54,12 +54,12 @@ class _Solver(newton.solvers.SolverMuJoCo):
         """Copy the scene's values where Newton computes different ones, or has only the six digits of XML.
 
         Newton's convex hulls have at most 64 points; principal axes, centres of massless bodies, and inverse weights of
-        bodies that only rotate or slide differ. It zeroes margins, which MuJoCo Warp supports. Limits must be exact.
+        bodies that only rotate or slide differ. Newton zeroes margins; MuJoCo Warp supports them. Limits must be exact.
         """
         scene, solved, geoms = self._scene, self.mjw_model, collided_geoms(self._scene)
         rows = np.flatnonzero(np.isin(scene.geom_type[geoms], (_HFIELD, _MESH)))
         if self.mj_model.ngeom != len(geoms) or np.any(self.mj_model.geom_type[rows] != scene.geom_type[geoms[rows]]):
-            return  # `check_import` reports it
+            return  # `check_import` reports the mismatch
         prefixes = ("mesh_", "nmesh", "npolygonmax", "hfield_", "nhfield")
         for name in (name for name in dir(solved) if name.startswith(prefixes)):
             value, theirs = getattr(scene, name), getattr(solved, name)
@@ -73,19 +73,19 @@ class _Solver(newton.solvers.SolverMuJoCo):
         for source, target, name, chosen in copies:
             values, array = getattr(source, name), getattr(target, name)
             values = values[geoms] if name.startswith("geom") else values
-            if values.size and array.shape[1] == len(values):  # else `check_import` reports it
+            if values.size and array.shape[1] == len(values):  # else `check_import` reports the mismatch
                 theirs = wp.to_torch(array)
                 theirs[:, chosen] = torch.as_tensor(values[chosen]).to(theirs).view(theirs[0, chosen].shape)
 
     def _init_pairs(self, model: Any, spec: mujoco.MjSpec, shape_mapping: Any, template_world: Any) -> None:
-        """Replace Newton's masks, excludes, pairs, mocap bodies and equalities with the scene's.
+        """Replace Newton's masks, excludes, pairs, mocap bodies and equality constraints with the scene's.
 
-        Newton also filters contacts across joints of fixed bodies and connect equalities, and sorts equalities by type.
+        Newton also filters contacts across fixed bodies' joints and connect constraints, and sorts constraints by type.
         """
         scene, numbers, bodies = self._scene, collided_geoms(self._scene), spec.bodies
         geoms, sites = ([each for body in bodies for each in getattr(body, kind)] for kind in ("geoms", "sites"))
         if (len(bodies), len(geoms), len(sites)) != (scene.nbody, len(numbers), scene.nsite):
-            return  # `check_import` reports it
+            return  # `check_import` reports the mismatch
         for body, number in zip(bodies, scene.body_mocapid.tolist(), strict=True):
             body.mocap = number >= 0
         for geom, i in zip(geoms, numbers.tolist(), strict=True):
@@ -160,7 +160,7 @@ def _import(scene: Scene, num_envs: int) -> newton.Model:
     builder = newton.ModelBuilder()
     builder.replicate(world, num_envs)
     imported: Any = builder.finalize()  # its arrays may be None, and its MuJoCo attributes are dynamic
-    if world.joint_dof_count >= model.nv:  # else `check_import` reports it
+    if world.joint_dof_count >= model.nv:  # else `check_import` reports the mismatch
         scalar = model.jnt_type != _FREE  # XML has six digits, and Newton's positions are relative to the file's pose
         refs = wp.to_torch(imported.mujoco.dof_ref).view(num_envs, -1)
         reference = torch.as_tensor(reference_pose(model)[model.jnt_qposadr[scalar]], dtype=torch.float32)

@@ -51,7 +51,7 @@ def _text(values: np.ndarray | np.floating) -> str:
 
 
 def _inline_mesh(element: ET.Element, model: mujoco.MjModel) -> None:
-    """Inline the vertices that MuJoCo has read: the XML lacks the mesh file's folder."""
+    """Inline the vertices that MuJoCo has loaded, because the XML lacks the mesh file's folder."""
     mesh = model.mesh(element.get("name"))
     vertices, faces = model.mesh_vert[mesh.vertadr[0] :][: mesh.vertnum[0]], model.mesh_face[mesh.faceadr[0] :]
     turn = np.zeros(9)

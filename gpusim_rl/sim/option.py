@@ -1,4 +1,4 @@
-"""MuJoCo's `<option>` and `<flag>` of a scene: set by the task, else by the robots' files."""
+"""MuJoCo options of a scene (`<option>` and `<flag>`): set by the task, else by the robots' files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ON_WARP = (12, 20)  # limits on Warp where a scene has the defaults: all worlds 
 
 
 def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int] = USUAL) -> tuple[int, int]:
-    """Return solver and line-search iteration limits: settings, else the scene's, with `usual` for MuJoCo defaults."""
+    """Return solver and line-search iteration limits: settings, else the scene's; `usual` replaces MuJoCo defaults."""
     iterations, ls_iterations = (
         replacement if limit == default else limit
         for limit, default, replacement in zip((scene.iterations, scene.ls_iterations), USUAL, usual, strict=True)
@@ -70,7 +70,7 @@ class SceneOption:
         self._changed()
 
     def take_over(self, part: mujoco.MjSpec, source: str) -> None:
-        """Move a file's options here, except options that the task has set; raise TaskError if files disagree."""
+        """Merge a file's options, except options that the task has set; raise TaskError if files disagree."""
         option = self._spec.option
         for name, value in _authored(part).items():
             field = _FLAGS[name][0] if name in _FLAGS else name

@@ -55,7 +55,7 @@ FIELDS = {
     "light_ambient": Field("light", pictures=True),  # red, green, blue, from 0 to 1
     "light_diffuse": Field("light", pictures=True),
     "mat_rgba": Field("material", pictures=True),  # red, green, blue, which multiply the texture; alpha is 0 or 1
-    "geom_rgba": Field("geom", pictures=True),  # the same; values other than MuJoCo's default override the material
+    "geom_rgba": Field("geom", pictures=True),  # like mat_rgba; values other than MuJoCo's default override it
 }
 """Parameters by their name in MuJoCo's model, with units."""
 
@@ -67,7 +67,7 @@ LIMITED = {"jnt_range": "jnt_limited", "actuator_forcerange": _FORCE, "actuator_
 
 
 class Param:
-    """Parameter of some elements in every world; created by `Sim.param`.
+    """Parameter of selected elements, with separate values per world; created by `Sim.param`.
 
     Attributes:
         name: Field, one of `FIELDS`.
@@ -206,7 +206,7 @@ def find_elements(
 
 
 def _geoms(scene: Scene, articulation: str, pictures: bool) -> dict[str, list[int]]:
-    """Return ids of colliding geoms (all geoms if `pictures`) by body name; the ground's under `ground`."""
+    """Return ids of colliding geoms (all geoms if `pictures`) by body name; the ground's name is `ground`."""
     model, prefix, bodies = scene.model, scene.prefix(articulation), set(scene.bodies_of(articulation))
     ground = articulation == GROUND and GROUND not in scene.articulation_names
     rows: dict[str, list[int]] = {}

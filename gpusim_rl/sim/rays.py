@@ -23,7 +23,7 @@ class RayGroups:
         self._ignored: list[str] = []
 
     def leave_out(self, names: Sequence[str]) -> tuple[np.ndarray, list[int]]:
-        """Return each geom's group, and a flag per group: 1 if rays that ignore these articulations hit it, else 0."""
+        """Return each geom's group, and a flag per group: 1 if rays that ignore `names` can hit the group, else 0."""
         known = self._scene.articulation_names
         for name in names:
             if name not in known:
@@ -40,7 +40,7 @@ class RayGroups:
 
 
 class Rays:
-    """Fixed number of rays per world; `groups` flags the geom groups that they hit (1 or 0)."""
+    """Fixed number of rays per world; `groups` flags the geom groups that the rays can hit (1 or 0)."""
 
     def __init__(
         self, cast: Callable[[Tensor, Tensor, Sequence[int]], Tensor], num_envs: int, num_rays: int, groups: list[int]

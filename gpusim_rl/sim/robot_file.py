@@ -1,4 +1,4 @@
-"""Robot files: read, name and adjust a robot before it joins the scene."""
+"""Robot files: read a robot, name its elements and adjust it before it joins the scene."""
 
 from __future__ import annotations
 

@@ -122,18 +122,18 @@ def parse(content: bytes) -> ElementTree.Element:
 def root_tag(file: Path) -> str:
     """Return the name of a file's root element; "" if unreadable."""
     tags = list[str]()
-    with suppress(OSError, ValueError):  # MuJoCo reports it
+    with suppress(OSError, ValueError):  # MuJoCo reports the error
         walk(read_content(file)[:_HEAD], lambda tag, attributes: tags.append(tag), str)
     return tags[0] if tags else ""
 
 
 def read_mjcf(file: Path) -> mujoco.MjSpec:
-    """Read an MJCF file and check its includes and assets; raise ValueError or OSError for faults."""
+    """Read an MJCF file and check its includes and assets; raise ValueError or OSError if they are invalid."""
     if not file.exists():
         raise FileNotFoundError("no such file")
     included_files(file)
     spec = mujoco.MjSpec.from_file(str(file))
-    if spec.strippath:  # `attach` would lose it
+    if spec.strippath:  # `attach` would lose this setting
         for asset in (*spec.meshes, *spec.hfields, *spec.skins, *spec.textures):
             asset.file = asset.file.replace("\\", "/").rpartition("/")[2]
     check_assets(spec)
@@ -141,7 +141,7 @@ def read_mjcf(file: Path) -> mujoco.MjSpec:
 
 
 def included_files(file: Path) -> set[Path]:
-    """Return the paths of a file and its includes; raise ValueError if their elements would allocate too much."""
+    """Return the paths of a file and its includes; ValueError if their elements would allocate too much memory."""
     waiting, seen, meshes, places = [file], set[Path](), set[str](), {""}
     while waiting:
         path = waiting.pop().resolve()
@@ -157,7 +157,7 @@ def included_files(file: Path) -> set[Path]:
             raise ValueError(f"{path.name}: {error}") from None
     if len(meshes) * len(places) > budgets.XML_FILES:
         raise ValueError(f"<flexcomp>: {len(meshes)} meshes in {len(places)} folders are too many")
-    for name, place in itertools.product(meshes, places):  # MuJoCo reads them before `check_assets`
+    for name, place in itertools.product(meshes, places):  # MuJoCo reads these files before `check_assets`
         regular_file(file.parent / place / name)
     return seen
 
@@ -186,7 +186,7 @@ def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
 
 
 def _integers(text: str) -> list[int]:
-    """Return an attribute's first three integers; MuJoCo reports malformed ones."""
+    """Return an attribute's first three integers; MuJoCo reports malformed numbers."""
     try:
         return [min(int(float(word)), 1 << 40) for word in text.split(None, 3)[:3]]
     except (ValueError, OverflowError):

@@ -127,8 +127,8 @@ class Scene:
     def add_terrain(self, terrain: Terrain, *, friction: Sequence[float] = (1.0, 0.005, 0.0001)) -> None:
         """Add a light and a terrain: a height field with a border, shared by all worlds.
 
-        Geoms that sink in past their centre stay there, so contacts are as stiff as the time step allows: use feet with
-        a radius of 4 cm or more.
+        Geoms that sink into the ground past their centre stay there, so contacts are as stiff as the time step allows:
+        use feet with a radius of 4 cm or more.
         """
         ground.add_terrain(self.spec, terrain, friction)
         self.add_light()
@@ -251,14 +251,14 @@ class Scene:
         return {getattr(model, kind)(i).name.removeprefix(prefix): i for i in ids}
 
     def sensor_columns(self, name: str) -> range:
-        """Return a sensor's columns of the sensor data."""
+        """Return the range of a sensor's columns in the sensor data."""
         sensor = self.model.sensor(name)
         return range(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
 
     def contact_columns(self, body: str) -> list[int]:
         """Return the sensor-data columns of a body's contacts, all from one physics step and in the world frame.
 
-        Force [N], torque [N m] about a point, that point [m], body position [m] and orientation wxyz.
+        Columns: force [N], torque [N m] about a point, that point [m], body position [m] and orientation (wxyz).
         """
         if body not in self.contact_sensors:
             hint = "Try scene.add_contact_sensor in the task's scene()"
@@ -308,9 +308,9 @@ class Scene:
 
         Each value is one number for all joints, or numbers by joint or pattern: `{"*_hip": 80, "*_knee": 120}`.
 
-        With `velocity_limit` a drive has the torque-speed line of a DC motor, like Isaac Lab's `DCMotor`: its effort
-        is clipped to +-stall_effort (+-1 - v / velocity_limit), then to +-effort_limit; beyond the velocity limit it
-        brakes. See https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf.
+        With `velocity_limit`, a drive has the torque-speed curve of a DC motor, like Isaac Lab's `DCMotor`: its effort
+        is clipped to +-stall_effort (+-1 - v / velocity_limit), then to +-effort_limit; beyond the velocity limit the
+        drive brakes. See https://mujoco.readthedocs.io/en/latest/_static/dcmotor.pdf.
 
         Args:
             name: Name of the robot.
@@ -356,9 +356,9 @@ class Scene:
             cutoff: Maximum absolute reading, in the sensor's unit; 0 = no limit.
             against: Other side of a `contact` sensor. `ground` (anything fixed to the world): number of contacts and
                 net force on the element [N], world frame. `self` (contacts within the body's subtree): number of
-                contacts and the largest force [N], in its contact frame.
-            **of: `site`, `body`, `joint`, `actuator`, `tendon` or `geom` by its name in the file; a body stands for its
-                frame.
+                contacts and the largest force [N], in that contact's frame.
+            **of: `site`, `body`, `joint`, `actuator`, `tendon` or `geom` by its name in the file; `body` means the
+                body's frame.
         """
         self._check_name("add_sensor", name)
         add_sensor(self.spec, name, self.prefix(name), sensor, kind, of, cutoff, against)
@@ -451,7 +451,7 @@ class Scene:
         return 4 if self.model.opt.integrator == mujoco.mjtIntegrator.mjINT_RK4 else 1
 
     def limit_rotation(self, qvel: Float[Tensor, "envs nv"]) -> None:
-        """Limit free bodies to `max_angular_velocity` in place; qvel is in MuJoCo's layout."""
+        """Limit the angular velocity of free bodies to `max_angular_velocity` in place; qvel is in MuJoCo's layout."""
         if self.max_angular_velocity is not None:
             model = self.model
             for dof in model.jnt_dofadr[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE].tolist():

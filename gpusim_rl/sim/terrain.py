@@ -34,7 +34,7 @@ class TerrainConfig:
     patch_size: Positive  # m
     platform_size: Positive  # m; a flat square in the middle of every patch
     resolution: Positive  # m between neighbouring heights
-    height_step: Positive  # m; heights are rounded to multiples of it
+    height_step: Positive  # m; heights are rounded to multiples of this step
     border: NotNegative  # m of flat ground around all patches; nothing lies beyond it
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ def _rough(canvas: _Canvas) -> Heights:
 
 
 def _obstacles(canvas: _Canvas) -> Heights:
-    """Return low boxes and holes with sides of 1 to 2 m; the last one wins where they overlap."""
+    """Return heights [m] of low boxes and holes with sides of 1 to 2 m; the last one wins where they overlap."""
     place = np.arange(canvas.cells) * canvas.cfg.resolution
     middle = canvas.uniform(0.0, canvas.cfg.patch_size, 2, NUM_OBSTACLES, 1)
     half_side = 0.5 * canvas.uniform(1.0, 2.0, 2, NUM_OBSTACLES, 1)
@@ -198,7 +198,7 @@ def _obstacles(canvas: _Canvas) -> Heights:
 
 
 def _stepping_stones(canvas: _Canvas) -> Heights:
-    """Return square stones with sides of 1.5 to 0.4 m, 0.2 to 0.4 m apart."""
+    """Return heights [m] of square stones with sides of 1.5 to 0.4 m, 0.2 to 0.4 m apart."""
     side = np.rint((1.5 - 1.1 * canvas.difficulty) / canvas.cfg.resolution)
     pitch = side + np.rint((0.2 + 0.2 * canvas.difficulty) / canvas.cfg.resolution)
     place = np.arange(canvas.cells) + np.floor(pitch * canvas.uniform(0.0, 1.0, 2, 1))
@@ -208,7 +208,7 @@ def _stepping_stones(canvas: _Canvas) -> Heights:
 
 
 def _gap(canvas: _Canvas) -> Heights:
-    """Return a trench around the platform, 0.2 to 1 m wide."""
+    """Return heights [m] of a trench around the platform, 0.2 to 1 m wide."""
     width = np.rint((0.2 + 0.8 * canvas.difficulty) / canvas.cfg.resolution)
     return -GAP_DEPTH * (canvas.between & (canvas.edge > canvas.foot - width))
 
@@ -225,7 +225,7 @@ KINDS: dict[str, Callable[[_Canvas], Heights]] = {
     "stepping_stones": _stepping_stones,
     "gap": _gap,
 }
-"""Kinds of ground. Up and down are as seen from the platform: on `stairs_up` it is at the bottom of a pit."""
+"""Kinds of ground, named as seen from the platform: on `stairs_up`, the platform is at the bottom of a pit."""
 
 
 def _patches(cfg: TerrainConfig) -> Heights:

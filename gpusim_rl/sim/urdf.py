@@ -1,4 +1,4 @@
-"""URDF reader: resolve ROS paths, repair what MuJoCo rejects or drops, and report each change."""
+"""URDF reader: resolve ROS paths, repair parts that MuJoCo rejects or drops, and report each change."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
         _check_shapes(link, file, folder, packages, notes)
         for shape in (*link.findall("visual"), *link.findall("collision")):
             if (name := shape.get("name")) is not None and name in names:
-                del shape.attrib["name"]  # MuJoCo would print a line and drop it
+                del shape.attrib["name"]  # MuJoCo would print a warning and drop the name
             names.add(name or "")
             if (mesh := shape.find("geometry/mesh")) is not None:
                 links.setdefault(mesh.get("filename", ""), []).append(link)
@@ -191,14 +191,14 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
 
 
 def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
-    """Disable collisions of links that overlap in the reference pose, like MoveIt's setup assistant.
+    """Disable collisions between links that overlap in the reference pose, as MoveIt does; return the pairs as text.
 
     A mesh collides as its convex hull, which often reaches into a link that is not adjacent.
     """
     try:
         model = spec.copy().compile()
     except ValueError:
-        return []  # the scene reports it
+        return []  # compiling the scene reports the error
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     touching = data.contact.geom[data.contact.dist < 0.0]
@@ -298,7 +298,7 @@ def _mend_meshes(
     colliding: set[str],
     left_out: list[str],
 ) -> None:
-    """Read meshes in formats foreign to MuJoCo; repair or remove meshes that it cannot compile."""
+    """Read meshes in formats that MuJoCo cannot read; repair or remove meshes that MuJoCo cannot compile."""
     paths, broken = {mesh.name: mesh.file for mesh in spec.meshes}, dict[str, str]()
     for mesh in spec.meshes:
         if Path(mesh.file).suffix.lower() not in MUJOCO_READS:
@@ -333,7 +333,7 @@ def _mend_meshes(
 
 
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
-    """Return the path of a mesh; add a note if it is not where the URDF says."""
+    """Return the path of a mesh file; add a note if the file is not where the URDF says."""
     if len(name) > _LONGEST:
         raise TaskError(f"a mesh name has {len(name)} characters", expected=f"at most {_LONGEST}")
     packages, above = {**ROS_PACKAGES, **packages}, [*file.resolve().parents]

@@ -22,7 +22,7 @@ ANNOUNCE_AFTER_S = 3.0  # longer than loading cached kernels takes
 
 
 def start_warp(device: torch.device) -> str:
-    """Initialise Warp without its banner, and return Warp's name of a torch device."""
+    """Initialise Warp without its banner, and return Warp's name for a torch device."""
     if wp.config.log_level == wp.LOG_INFO:  # the default, not a user's choice
         wp.config.log_level = wp.LOG_WARNING
     with _one_line_if_cache_fails(), _silent_stderr() if device.type == "cpu" else nullcontext():
@@ -75,7 +75,7 @@ def announce_compilation() -> Iterator[None]:
             logger.info("physics kernels ready after %.0f s", elapsed)
 
 
-# Warp unregisters a stream when any wrapper of it dies, so each stream keeps one wrapper.
+# Warp unregisters a stream when any of its wrappers is destroyed, so each stream keeps one wrapper.
 _STREAMS: dict[tuple[torch.device, int], wp.Stream] = {}
 
 
@@ -91,7 +91,7 @@ _apart: list[Callable[[Callable[[], None]], None]] = []
 
 @contextmanager
 def defer_launches(take: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Pass launches of `WarpGraphs` to `take` instead, to run later: a torch capture must not include them."""
+    """Pass launches of `WarpGraphs` to `take`, which runs them later: a torch capture must not include them."""
     _apart.append(take)
     try:
         yield

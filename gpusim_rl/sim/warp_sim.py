@@ -56,7 +56,7 @@ class WarpSim(Sim):
         self._counts = [self._view(array) for array in (data.nefc, data.nacon, data.ncollision)]
         # Kernels that print serialise the device.
         model.opt.warn_overflow = False
-        # Fixes the order of constraints on CUDA, not of contacts: contact sorting is a no-op in MuJoCo Warp 4.0.
+        # Fixes the order of constraints on CUDA, but not of contacts: contact sorting is a no-op in MuJoCo Warp 4.0.
         model.opt.deterministic = torch.are_deterministic_algorithms_enabled()
         with graphs.scope():
             self._reset_where, self._stale_where = (wp.zeros(num_envs, dtype=wp.bool) for _ in range(2))
@@ -69,14 +69,14 @@ class WarpSim(Sim):
         self.xfrc_applied = self._view(data.xfrc_applied)
         self._overflow = self._view(data.overflow)
         self.sensordata = self._view(data.sensordata)
-        self._sensors_apart = False  # whether `sensordata` is a copy of MuJoCo Warp's
+        self._sensors_apart = False  # whether `sensordata` is a copy of MuJoCo Warp's array
         self._derived = {field: self._view(getattr(data, field)) for field in DERIVED}
         self._derives = False  # whether a derived quantity is read
 
         self._written = torch.ones(num_envs, dtype=torch.bool, device=device)
         self._written_on_host = self._written.numpy() if device.type == "cpu" else None
         self._params = Params(scene, device, self._expand, self._wrote_param)
-        # Per-world constants, once a parameter that they depend on is per world.
+        # Per-world constants, allocated once a parameter that they depend on has per-world values.
         self._constants: dict[str, Tensor] = {}
         self._derivation: Constants | None = None
         self._stale = wp.to_torch(self._stale_where)  # worlds whose parameters were written
@@ -144,7 +144,7 @@ class WarpSim(Sim):
         self.moves_mocap |= field == "mocap_pos"
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:
-        if self._written_on_host is not None:  # otherwise `refresh` ignores it
+        if self._written_on_host is not None:  # otherwise `refresh` ignores the mask
             self._written |= where
 
     wrote_mocap = wrote_state
