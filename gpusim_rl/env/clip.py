@@ -20,12 +20,12 @@ from gpusim_rl.files.budgets import CLIP_BYTES
 MAX_NAMES, MAX_LETTERS = 10_000, 256
 """Maximum number and length of names: a file of 2 kB can hold millions of empty names."""
 UNIT = 1e-3  # tolerance of a quaternion's norm
-LIKENESS, SCALE = 0.8, 1.1  # minimum cosine similarity to position differences, maximum ratio of norms
+LIKENESS, SCALE = 0.8, 1.1  # of velocities and position differences: minimum cosine similarity, maximum ratio of norms
 GIMBAL = 0.05  # lower bound on the cosine of a ball joint's second angle, which divides rates
 STILL = 1e-3  # RMS velocity below which nothing is compared [rad/s or m/s]
 SAME, PAUSE = 1e-6, 0.1  # tolerance of equal poses [rad or m], minimum duration of a pause [s]
 HOLDS, MIN_HELD = 1.2, 4  # minimum mean frames per pose, and minimum number of poses, of a clip with held poses
-STRIDE, UNEVEN = 3, 1.5  # maximum stride of checked frames, maximum ratio of norms to position differences
+STRIDE, UNEVEN = 3, 1.5  # maximum stride of checked frames; maximum ratio of norms, as `SCALE`, for strided frames
 DOCS = "docs/motion.md#clips"
 ISAAC_LAB = {
     "joint_names": "dof_names",
@@ -36,7 +36,7 @@ ISAAC_LAB = {
     "body_lin_vel_w": "body_linear_velocities",
     "body_ang_vel_w": "body_angular_velocities",
 }
-"""Our array names -> Isaac Lab's."""
+"""Map from our array names to Isaac Lab's."""
 
 Array = NDArray[np.float32]
 
@@ -87,7 +87,7 @@ class Clip:
 
 
 def load(path: Path) -> Clip:
-    """Read a clip (ours or Isaac Lab's); raise ConfigError if invalid. Without names, use `robot_clip.load_for`."""
+    """Read a clip (ours or Isaac Lab's); ConfigError if it is invalid or has no names (use `robot_clip.load_for`)."""
     return read(path, None, None)[0]
 
 
@@ -160,7 +160,7 @@ def _with_hinges(clip: Clip) -> Clip:
 
 
 def _without_holds(clip: Clip) -> Clip:
-    """Drop repeated poses: Isaac Lab's 60 Hz files repeat 30 Hz poses. Pauses longer than `PAUSE` stay."""
+    """Drop repeated poses: Isaac Lab's 60 Hz files repeat 30 Hz poses. Pauses longer than `PAUSE` are kept."""
     poses = np.concatenate([clip.joint_pos, *(v.reshape(len(v), -1) for v in (clip.body_pos_w, clip.body_quat_w))], 1)
     changes = np.flatnonzero((np.abs(np.diff(poses, axis=0)) > SAME).any(axis=1))
     held = np.diff(changes)

@@ -46,7 +46,7 @@ class Commands(Stateful):
     Args:
         task: Task whose random numbers are used.
         ranges: Range (low, high) of each command, by name.
-        interval: Time between two draws [s]; None = only `resample` draws.
+        interval: Time between two draws [s]; None = drawn only by `resample`.
         units: Unit of each command, for the viewer.
 
     Attributes:
@@ -126,12 +126,12 @@ class CommandStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandConfig:
-    """Settings of `VelocityCommands`: the section `task.command`."""
+    """Settings of `VelocityCommands`: the `task.command` section."""
 
     x: Limits  # m/s
     y: Limits  # m/s
     yaw: Limits  # rad/s
-    interval: Limits  # s between two draws
+    interval: Limits  # time between two draws [s]
     standing: Fraction  # fraction of zero commands
     heading: Fraction  # fraction of commands with heading control
     forward: Fraction  # fraction of commands straight ahead
@@ -151,7 +151,7 @@ class CommandConfig:
 
 
 class VelocityCommands(Commands):
-    """Velocity commands x, y [m/s] and yaw rate [rad/s] in a walking robot's frame. Some track a heading or are 0."""
+    """Velocity commands in a walking robot's frame: x, y [m/s], yaw rate [rad/s]. Some track a heading or are zero."""
 
     draws = 8  # random numbers per draw
 
@@ -271,7 +271,7 @@ class Curriculum(Stateful):
         self._steps = torch.zeros((), dtype=torch.int64, device=task.device)  # control steps of this window
 
     def restored(self) -> None:
-        """Clamp to the current range: the checkpoint may have had another final value."""
+        """Clamp the value to the current range, because the checkpoint may have had another final value."""
         self._value.clamp_(self._low, self._high)
 
     @property

@@ -149,8 +149,8 @@ class Draws:
 class VectorNoise(Stateful):
     """Noise on a vector per env: redrawn in every control step, and at the start of episodes.
 
-    `noise` is the current noise, `offset` the part that lasts for an episode; `next_noise` and `next_offset` are for
-    episodes that begin in this step. All are drawn at once: many small kernels cost more than unused numbers.
+    `noise` is the current noise and `offset` is its part that lasts for an episode; `next_noise` and `next_offset` are
+    for episodes that begin in this step. All are drawn at once: many small kernels cost more than unused numbers.
     """
 
     def __init__(self, specs: Sequence[Noise | None], num_envs: int, device: torch.device) -> None:
@@ -176,7 +176,7 @@ class VectorNoise(Stateful):
             kept.copy_(drawn)
 
     def begin_episodes(self, steps: Int[Tensor, ""], where: Bool[Tensor, " envs"]) -> None:
-        """Set offset and noise where an episode begins, after `draw`."""
+        """Set the offset and noise of the masked envs, whose episodes begin; call it after `draw`."""
         if self._has_offset:
             torch.where(where[:, None], self.next_offset, self.offset, out=self.offset)
         torch.where(where[:, None], self._effective(self.next_noise, steps), self.noise, out=self.noise)

@@ -1,4 +1,4 @@
-"""Environments whose images are replaced with a frozen encoder's features in the group `policy`."""
+"""Environments whose images are replaced with a frozen encoder's features in the `policy` group."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class FrozenEncoder(Protocol):
 class EncodedEnv(Environment):
     """Wrapper that gives the policy features instead of images, so that training stores no images.
 
-    The group `policy` has its numbers, then the features of the newest `frames` images, oldest first; zero before the
-    episode. Each image is encoded once. Tasks do not render an episode's last state: `final_obs` has older features.
+    The `policy` group contains its numbers, then the features of the newest `frames` images, oldest first (zero before
+    the episode). Images are encoded once. Tasks do not render an episode's last state: `final_obs` has older features.
 
     Args:
         env: Environment with images.
@@ -86,7 +86,7 @@ class EncodedEnv(Environment):
         return self._joined(self.env.look(), self.features)
 
     def step(self, action: Tensor) -> Step:
-        """Advance all envs by one control step and reset those whose episode ended."""
+        """Advance all envs by one control step and reset the envs whose episode ended."""
         step = self.env.step(action)
         done, older = step.done[:, None, None], self.features[:, 1:]
         newest = torch.cat([older, self._encode(step.obs)], dim=1)
@@ -136,7 +136,7 @@ class EncodedEnv(Environment):
         return self._joined(obs, self.features)
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begin new episodes at the training progress of another run; raise ConfigError if its encoder differs."""
+        """Begin new episodes with the training progress of another run; raise ConfigError if its encoder differs."""
         self._check_encoder(state)
         return self._begin(self.env.begin_from(state))
 

@@ -27,10 +27,10 @@ Terms = dict[str, Float[Tensor, "envs _"]]
 
 @dataclass(slots=True)
 class Step:
-    """Results of one control step of all envs, shape [num_envs] unless stated."""
+    """Results of one control step of all envs, shape [num_envs] unless noted otherwise."""
 
     obs: Observation
-    """Observation to act on next: after a reset, the first one of the next episode."""
+    """Observation to act on next: after a reset, the first observation of the next episode."""
     final_obs: Observation
     """Observation at the end of this step, before any reset."""
     reward: Float[Tensor, " envs"]
@@ -52,7 +52,7 @@ class Step:
     incomplete: Bool[Tensor, " envs"]
     """The return does not cover a whole episode: the env diverged, or started staggered and was truncated."""
     skipped: Bool[Tensor, " envs"] | None = None
-    """Envs marked as diverged only because the library used the step for a reset; None = the library never does."""
+    """Envs marked as diverged only because the library used the step for a reset; None = the library never does so."""
 
     def to(self, device: torch.device) -> Step:
         """Move a step to the learner's device in one copy (to CUDA: asynchronous, from pinned memory)."""

@@ -26,7 +26,7 @@ class HookChecks:
         self._groups = groups
 
     def observation(self, obs: Any) -> None:
-        """Check names, terms, shapes and types of `Task.observe`."""
+        """Check the groups, terms, shapes and dtypes that `Task.observe` returned."""
         hook = f"{self._name}.observe()"
         if not isinstance(obs, dict):
             expected = f"a tensor of shape [{self._num_envs}, size] or a dict"
@@ -55,7 +55,7 @@ class HookChecks:
                 self._tensor(f"{label}[{name!r}]", numbers, (self._num_envs, sizes.get(name)), torch.float32)
 
     def reward_terms(self, terms: Any) -> None:
-        """Check names, shapes and types of `Task.rewards`."""
+        """Check the names, shapes and dtypes of the terms that `Task.rewards` returned."""
         hook = f"{self._name}.rewards()"
         if not isinstance(terms, dict) or not terms:
             got = terms if terms == {} else type(terms).__name__
@@ -64,12 +64,12 @@ class HookChecks:
             self._tensor(f"{hook}[{name!r}]", term, (self._num_envs,), torch.float32)
 
     def stats(self, stats: Mapping[str, Any]) -> None:
-        """Check shapes and types of `Task.stats`."""
+        """Check the shapes and dtypes of the values that `Task.stats` returned."""
         for name, value in stats.items():
             self._tensor(f"{self._name}.stats()[{name!r}]", value, (self._num_envs,), torch.float32)
 
     def mask(self, hook: str, mask: Any) -> None:
-        """Check the mask that a hook returns, bool [num_envs]."""
+        """Check the mask that a hook returned, bool [num_envs]."""
         self._tensor(f"{self._name}.{hook}()", mask, (self._num_envs,), torch.bool)
 
     def finite_observation(self, obs: Mapping[str, Tensor]) -> None:

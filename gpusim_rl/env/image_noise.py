@@ -63,14 +63,14 @@ class ImageNoise(SeededDraws):
         self.draw()
 
     def draw(self) -> None:
-        """Draw the noise of the next frames; call it once per control step, before they are rendered."""
+        """Draw the noise for the next frames; call it once per control step, before the frames are rendered."""
         for group, most in self._moves.items():
             self.shifts[group].copy_(self._random.integers(-most, most + 1, 2))
         for group, (low, high) in self._ranges.items():
             self.factors[group].copy_(self._random.uniform(low, high, 1, 1, 1))
 
     def apply(self, group: str, images: Tensor) -> Tensor:
-        """Add the current noise to a group's images, uint8 [num_envs, height, width, channels]."""
+        """Apply the current noise to a group's images, uint8 [num_envs, height, width, channels]."""
         if group in self.shifts:
             images = shifted(images, *self.shifts[group].unbind(dim=1))
         if group in self.factors:  # rounded: a factor of 1 changes nothing

@@ -139,7 +139,7 @@ def operational_space_torque(
     acceleration: Float[Tensor, "envs task"],
     posture: Float[Tensor, "envs joints"],
 ) -> Float[Tensor, "envs joints"]:
-    """Return torques [N m] for a body's acceleration a, and joint accelerations p in its null space.
+    """Return joint torques [N m] for a body acceleration a, with joint accelerations p in the null space.
 
     Operational space control (Khatib 1987, doi 10.1109/JRA.1987.1087068): with the body's inertia
     L = (J M^-1 J^T)^-1 the torques are M p + J^T L (a - J p). They produce acceleration a, with joint accelerations as

@@ -51,7 +51,7 @@ class AtSite(NamedTuple):
 
 
 def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
-    """Return mirror maps of all groups and `actions`, and the model's asymmetry, after `reset`; may raise TaskError."""
+    """Return mirror maps of all groups and `actions`, and the model's asymmetry; TaskError if no map exists."""
     if not isinstance(env, VecEnv):
         raise TaskError("envs of another library have no known mirror images", key=type(env).__name__)
     task, scene = env.task, env.sim.scene
@@ -132,7 +132,7 @@ class _Kinds:
         return swap
 
     def omega_terms(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
-        """Return matrix entries (row, column, factor) of the angular velocity for a frame that begins at `first`."""
+        """Return matrix entries (row, column, factor) of the angular velocity for a history frame at index `first`."""
         kind = self._kinds.get(name)
         matrix = self._image.at_site(kind.site, kind.kind)[1] if isinstance(kind, AtSite) else np.zeros((3, 3))
         if not matrix.any():

@@ -1,4 +1,4 @@
-"""Motion clips on the device at the control rate, and the choice of start frames."""
+"""Motion clips on the device at the control rate, and sampling of start frames."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_clips(names: Sequence[str], scene: Scene, robot: str, bodies: Sequence[
 
 
 def clip_file(name: str) -> Path:
-    """Return the file of a shipped clip by its name, or a path ending in `.npz`; raise ConfigError if there is none."""
+    """Return the path of a shipped clip by its name, or of a `.npz` file; raise ConfigError for an unknown name."""
     shipped = {path.stem: path for path in sorted((assets_dir() / "motions").glob("*.npz"))}
     if not name.endswith(".npz") and name not in shipped:
         hint = f"{did_you_mean(name, list(shipped))} Available: {', '.join(shipped) or 'none'}, or path/to/clip.npz"
@@ -89,7 +89,7 @@ class Frame(NamedTuple):
 
 
 class Motions:
-    """Concatenated frames of clips, resampled to `rate` [Hz]; not in checkpoints. Short clips raise ConfigError."""
+    """Concatenated frames of clips, resampled to `rate` [Hz]; not checkpointed. ConfigError if a clip is too short."""
 
     def __init__(self, clips: Mapping[str, Clip], rate: float, device: torch.device) -> None:
         first = next(iter(clips.values()))
@@ -103,7 +103,7 @@ class Motions:
         return len(self._frames)
 
     def frame(self, index: Int[Tensor, " envs"]) -> Frame:
-        """Return a frame for each env, by its index over all clips."""
+        """Return the frame of each env by its index in the concatenated clips."""
         joints, bodies = self._joints, self._bodies
         joint_rows, body_rows = self._frames.index_select(0, index).split([2 * joints, 13 * bodies], dim=1)
         poses = body_rows.unflatten(1, (bodies, 13)).split([3, 4, 3, 3], dim=2)
@@ -146,7 +146,7 @@ class Playhead(Stateful):
         self._now = torch.zeros_like(self.failures)
 
     def restored(self) -> None:
-        """Clamp to the current clips: the checkpoint's may have been longer."""
+        """Clamp the frame indices to the current clips, because the checkpoint's clips may have been longer."""
         self.index.clamp_(max=len(self._last) - 1)
 
     def chances(self) -> Float[Tensor, " bins"]:

@@ -27,17 +27,17 @@ TaskObservation = Mapping[str, Tensor | Terms]
 """Observation groups of a task by name: a tensor [num_envs, size], named terms, or images."""
 
 TEACHER = "teacher"
-"""Group with all terms of the policy's observation, if `task.observations` drops some."""
+"""Group with all terms of the policy's observation, if `task.observations` drops some for the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermSettings:
     """Settings of a term in `task.observations`."""
 
-    noise: Any = None  # standard deviation, bounds [low, high] of uniform noise, or IsaacGymEnvs' settings [unit]
+    noise: Any = None  # standard deviation, bounds [low, high] of uniform noise, or IsaacGymEnvs settings [unit]
     delay: Natural | Annotated[tuple[int, int], LEAST_TO_MOST] = 0  # [control steps], or [min, max] of random delays
     history: Count = 1  # number of frames, up to the current control step
-    used: bool = True  # whether the policy observes it; otherwise only the group `teacher` has it
+    used: bool = True  # whether the policy observes the term; otherwise only the `teacher` group contains it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class ObservationGroups:
         self.sizes: dict[str, int] = {}  # of numeric groups
         self.images: dict[str, ImageShape] = {}
         self.terms: dict[str, tuple[ObservationTerm, ...]] = {}  # terms by group, in order
-        self.observed: dict[str, tuple[ObservationTerm, ...]] = {}  # `terms` as the task observes them
+        self.observed: dict[str, tuple[ObservationTerm, ...]] = {}  # `terms` including dropped ones
         self._dropped: set[str] = set()
         self.sensors: SensorModel | None = None
         self.image_noise: ImageNoise | None = None
@@ -149,8 +149,8 @@ class ObservationGroups:
 class SensorModel(SeededDraws):
     """Sensor model of the policy's observation: noise, delay and history.
 
-    Noise is drawn in every control step and at the start of an episode, the delay of each env and term only at the
-    start. The first frame of an episode fills the history. Noise on the `whole` observation is applied last.
+    Noise is drawn in every control step and at the start of an episode; the delay of each env and term is drawn only at
+    the start. The first frame of an episode fills the history. Noise on the `whole` observation is applied last.
     """
 
     _stream = 1 << 33
@@ -205,7 +205,7 @@ class SensorModel(SeededDraws):
     def read(
         self, frame: Float[Tensor, "envs numbers"], scales: Float[Tensor, " numbers"] | None
     ) -> Float[Tensor, "envs size"]:
-        """Return scaled readings of a true, unscaled observation; another call in a step replaces the newest frame."""
+        """Return scaled readings of a true, unscaled observation; a second call in a step replaces the newest frame."""
         if self._noise is not None:
             frame = self._noise.apply(frame)
         if scales is not None:

@@ -59,7 +59,7 @@ class ActorProperties(Stateful):
 
     @property
     def inertia(self) -> Inertia:
-        """Mass and inertia of the bodies, which are coupled. Created on first use."""
+        """Coupled masses and inertias of the bodies. Created on first use."""
         if self._inertia is None:
             self._inertia = Inertia(self)
         return self._inertia
@@ -73,7 +73,7 @@ class ActorProperties(Stateful):
         return self.sim.param(field, self.name, elements)
 
     def joints(self, elements: Sequence[str] | None) -> list[str]:
-        """Return joint names; raise TaskError if one does not exist, or there are none."""
+        """Return joint names; raise TaskError for an unknown joint, or if there are no joints."""
         known = self.sim.articulation(self.name).joint_names
         for name in elements or []:
             if name not in known:
@@ -105,7 +105,7 @@ def _column(
     low: Tensor | float | None = None,
     high: Tensor | float | None = None,
 ) -> Quantity:
-    """Return the quantity of a parameter's column, or of the whole parameter."""
+    """Return the quantity for one column of a parameter, or for the whole parameter."""
     if index is None:
         return Quantity(param.default, param.set, low, high)
 
@@ -116,7 +116,7 @@ def _column(
 
 
 def _field(field: str, column: int | None = None, *, low: float | None = 0.0) -> GetQuantities:
-    """Return the lookup of a property that is a model field, or one of its columns."""
+    """Return the lookup of a property that is stored in a model field, or in one of its columns."""
     return lambda actor, elements: [_column(actor.param(field, elements), column, low=low)]
 
 
@@ -248,7 +248,7 @@ def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quant
 
 
 def _limit(column: int) -> GetQuantities:
-    """Return the lookup of lower or upper joint limits [rad or m], which never cross."""
+    """Return the lookup of lower or upper joint limits [rad or m]; drawn limits never cross the middle of the range."""
 
     def find(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
         param = actor.param("jnt_range", elements)
@@ -301,7 +301,7 @@ class Inertia(Stateful):
 
 
 def scene_quantity(param: Param) -> Quantity:
-    """Return gravity, a parameter in `PICTURES` or geom colours. Directions stay unit vectors, alpha is unchanged."""
+    """Return the quantity for gravity, `PICTURES` or geom colours. Directions are normalised; alpha is unchanged."""
     if param.name in ("cam_quat", "light_dir"):
         return Quantity(param.default, lambda value, where: param.set(normalize(value, dim=-1), where))
     if param.name in ("mat_rgba", "geom_rgba"):
@@ -317,7 +317,7 @@ def scene_quantity(param: Param) -> Quantity:
 
 _LIMITS = {"cam_fovy": (1.0, 179.0), "light_ambient": (0.0, 1.0), "light_diffuse": (0.0, 1.0)}
 PICTURES = [name for name, field in FIELDS.items() if field.pictures and field.of != "geom"]
-"""Names in `Sim.param` of the properties of cameras, lights and materials."""
+"""`Sim.param` names of camera, light and material properties."""
 
 SECTIONS: dict[str, dict[str, GetQuantities]] = {
     "dof_properties": {

@@ -42,7 +42,7 @@ class PushTimer(Stateful):
         self.wait = wait
 
     def due(self, step: float, interval: Tensor) -> Bool[Tensor, " envs"]:
-        """Count a control step; return the envs to push now, which then wait for `interval`."""
+        """Count a control step; return the envs to push now, and restart their countdown at `interval`."""
         self.wait -= step
         due = self.wait <= 0
         torch.where(due, interval, self.wait, out=self.wait)
@@ -100,7 +100,7 @@ class Pusher(PushTimer):
         self.held = torch.zeros_like(self.bodies.wrench)  # wrench set by the task
 
     def begin_episodes(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
-        """Draw the time of the first push and end the current one, where an episode begins."""
+        """Draw the time of the first push and end the current push in the envs of a mask."""
         new = random.integers(self.gap[0], self.gap[1] + 1)
         torch.where(where, new, self.wait, out=self.wait)
         if self.spec.force is not None:

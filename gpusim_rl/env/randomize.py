@@ -36,7 +36,7 @@ _KEYS = ("frequency", "observations", "actions", "latency", "sim_params", "actor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property(Draw):
-    """Physical property. Each body, joint or shape gets its own draw, relative to the model's value."""
+    """Randomised physical property. Each body, joint or shape gets its own draw, relative to the model's value."""
 
     setup_only: bool = False  # drawn once, when the environment is built, at full strength: no schedule applies
     interval_s: Positive | None = None  # ours: time between two draws [s]; null = drawn at resets
@@ -116,7 +116,7 @@ class Randomizer(SeededDraws, Stateful):
         self._frequency = params.get("frequency", 1)
         if type(self._frequency) is not int or self._frequency < 1:
             raise ConfigError(key=f"{PATH}.frequency", expected="a positive int [control steps]", got=self._frequency)
-        self.observations = _parse(Noise, params, "observations", PATH)  # `SensorModel` adds it
+        self.observations = _parse(Noise, params, "observations", PATH)  # applied by `SensorModel`
         noise, latency = _parse(Noise, params, "actions", PATH), _parse(Latency, params, "latency", PATH)
         self.action_noise = None if noise is None else VectorNoise([noise] * num_actions, num_envs, device)
         self.latency = None if latency is None else _ActionQueue(latency, num_envs, num_actions, device)
@@ -171,7 +171,7 @@ class Randomizer(SeededDraws, Stateful):
             pushes.before_physics(self._random, self.steps)
 
     def after_physics(self) -> None:
-        """Remove the forces of this step."""
+        """Remove the push forces of this step, and count the step."""
         for pushes in self.pushes:
             pushes.after_physics()
         self.steps += 1
@@ -182,7 +182,7 @@ class Randomizer(SeededDraws, Stateful):
         self.begin_episodes(torch.ones_like(self.age, dtype=torch.bool))
 
     def begin_from(self, state: Mapping[str, Any]) -> None:
-        """Continue the schedules of another run's `state_dict`, and draw properties at their strength."""
+        """Continue the schedules of another run's `state_dict`, and draw properties at the scheduled strength."""
         self.steps.copy_(state["tensors"]["steps"])
         self._draw_properties()
 

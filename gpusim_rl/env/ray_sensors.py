@@ -62,7 +62,7 @@ class RayCaster:
         sim: Simulator.
         frame: Body or site that carries the rays, one per env.
         pattern: Rays in the frame, from `grid`, `lidar`, or your own code.
-        turn: Rotation of the pattern: the frame's, or its yaw only.
+        turn: Rotation of the pattern: the rotation of the frame, or only its yaw.
         ignore: Articulations that the rays pass through.
         max_distance: Range [m].
     """

@@ -17,7 +17,7 @@ from gpusim_rl.sim import Sim
 
 
 class ReachedStates:
-    """Ring buffer of reached states, used as initial states that exploration alone rarely reaches.
+    """Ring buffer of reached states, for initial states that exploration alone rarely reaches.
 
     Cf. Salimans and Chen 2018 (arXiv 1812.03381: from a demonstration), Florensa et al. 2017 (arXiv 1707.05300: where
     the goal is sometimes reached). A state comprises all articulations and the task's per-env tensors. A capacity below

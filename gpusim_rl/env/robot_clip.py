@@ -51,7 +51,7 @@ def _in_ground(clip: Clip, scene: Scene, robot: str) -> float:
 
 
 def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = None) -> Clip:
-    """Reduce a clip to a robot's joints and the given bodies, None = all; raise ConfigError if it does not fit."""
+    """Reduce a clip to a robot's joints and the given bodies, None = all; ConfigError if the clip does not fit."""
     joints, known = list(scene.elements_of(robot, "joint")), list(scene.elements_of(robot, "body"))
     wanted = known if bodies is None else list(bodies)
     needed = list(dict.fromkeys([known[0], *wanted]))  # the root gives the robot's pose
@@ -79,7 +79,7 @@ def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
         scene, robot, positions(clip, scene, robot)[chosen], np.zeros((FRAMES, scene.model.nv)), clip.fps
     )
     far = np.linalg.norm(model.body_pos_w[:, places] - pos, axis=-1)
-    cosine = np.abs((model.body_quat_w[:, places] * quat).sum(axis=-1))  # of half the angle
+    cosine = np.abs((model.body_quat_w[:, places] * quat).sum(axis=-1))  # cosine of half the rotation error
     error = np.maximum(far / FAR, 2.0 * np.arccos(cosine.clip(0.0, 1.0)) / TURNED)
     if error.max() < 1.0:
         return

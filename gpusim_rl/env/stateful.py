@@ -37,7 +37,7 @@ def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
 
 
 class SeededDraws:
-    """Random draws configured by `_settings`. If a checkpoint's settings differ, redraw all; the schedules continue."""
+    """Random draws configured by `_settings`, redrawn if a checkpoint's settings differ; the schedules continue."""
 
     _stream: ClassVar[int]  # offset to the run's seed, unique among all draws
     _key: ClassVar[str] = "settings"  # key of `_settings` in a checkpoint
@@ -49,7 +49,7 @@ class SeededDraws:
         raise NotImplementedError
 
     def _redraw(self, state: Mapping[str, Any]) -> None:
-        """Redraw everything at the training progress of a saved state with different settings."""
+        """Redraw everything, with the training progress of a saved state whose settings differ."""
         self._draw_step()
 
     def seed(self, seed: int) -> None:

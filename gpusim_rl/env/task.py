@@ -26,7 +26,7 @@ MOST_SUBSTEPS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetFromConfig:
-    """Settings of resets to reached states."""
+    """Settings of resets to states that earlier episodes reached."""
 
     share: Fraction = 0.0  # fraction of resets that start from a reached state; 0 = none
     capacity: Count = 4096  # number of stored states; the newest replace the oldest
@@ -41,7 +41,7 @@ class TaskConfig:
     control_hz: Positive  # actions per simulated second [Hz]; must divide physics_hz
     episode_length: Count  # time limit [control steps]
     clip_actions: Positive  # actions are clamped to [-clip_actions, clip_actions] before the task sees them
-    clip_observations: Positive | None  # observations are clamped too, infinity becomes NaN; null = not clamped
+    clip_observations: Positive | None  # observations are clamped too, and infinity becomes NaN; null = not clamped
     randomize_episode_start: bool  # first episodes start at random points of their time limit
     randomize: bool = False  # whether `randomization_params` is applied
     randomization_params: dict[str, Any] = field(default_factory=dict)  # docs/randomization.md
@@ -138,8 +138,8 @@ class Task(ABC, Generic[Cfg]):
 
         Groups are `policy`, and optionally `critic` for an asymmetric critic: a tensor, or a dict of named terms,
         [num_envs, size] each. VecEnv scales and concatenates terms in order; `cfg.observations` adds noise, delay and
-        history to the policy's. Images are separate groups, uint8 [num_envs, height, width, channels], and require
-        `critic`: docs/vision.md.
+        history to the policy's terms. Images are separate groups, uint8 [num_envs, height, width, channels], and
+        require `critic`: docs/vision.md.
 
         Called before and after the resets of a control step: it must not change any state.
         """
@@ -156,8 +156,8 @@ class Task(ABC, Generic[Cfg]):
         """Update what changes over time outside the physics: goals, commands, curricula, pushes. Optional.
 
         Called once per control step, after the rewards. After a `set_state` here, body poses and velocities update only
-        with the resets: `final_obs` has the old poses, the observation to act on the new ones. Sensors show the last
-        physics step in both; they are zero in envs that have just been reset.
+        with the resets: `final_obs` has the old poses; the observation to act on has the new poses. Sensors show the
+        last physics step in both; they are zero in envs that have just been reset.
 
         Args:
             done: Envs whose episode has just ended, bool [num_envs]; still in their last state.
@@ -168,7 +168,7 @@ class Task(ABC, Generic[Cfg]):
         return torch.ones_like(self.progress, dtype=torch.bool)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Return values to log as `task/<name>`, shape [num_envs] each; logs the mean, ignoring NaN. Optional."""
+        """Return values to log as `task/<name>`, shape [num_envs] each; the mean is logged, ignoring NaN. Optional."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:

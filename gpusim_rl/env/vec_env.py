@@ -42,7 +42,7 @@ class VecEnv(Environment):
         cfg: Settings of the task.
         sim: Simulator with the scene `task_class.scene(cfg)`.
         seed: Seed of the task's random numbers.
-        check: Whether every step checks that all values are finite. Synchronises with the device: for debugging.
+        check: Whether every step checks that all values are finite, for debugging. Synchronises with the device.
 
     Attributes:
         obs_terms: Observation terms by group, in order; known after `reset`.
@@ -118,7 +118,7 @@ class VecEnv(Environment):
         return self.nan_guard.read()
 
     def reset(self) -> Observation:
-        """Begin an episode in every env and check the hooks once; raise TaskError that names an invalid hook."""
+        """Begin an episode in every env and check the hooks once; raise a TaskError that names an invalid hook."""
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.begin_episodes(everywhere)
         task, checks = self.task, self._checks
@@ -157,7 +157,7 @@ class VecEnv(Environment):
             owner.seed(seed)
 
     def step(self, action: Shaped[Tensor, "envs actions"]) -> Step:
-        """Advance all envs by one control step; invalid actions raise ValueError, an invalid hook TaskError."""
+        """Advance all envs by one control step; invalid actions raise ValueError, an invalid hook raises TaskError."""
         expected = list(self.task.actions.shape)
         if list(action.shape) != expected:
             raise ValueError(f"step() expects actions of shape {expected}, got {list(action.shape)}")
@@ -186,7 +186,7 @@ class VecEnv(Environment):
         return step
 
     def put_action(self, action: Shaped[Tensor, "envs actions"]) -> None:
-        """Write clamped actions into `task.actions`, 0 for NaN."""
+        """Write clamped actions into `task.actions`, with 0 in place of NaN."""
         # A task that uses NaN as an index could crash the process.
         if self._last_option is None:
             limit = self.cfg.clip_actions
@@ -322,7 +322,7 @@ class VecEnv(Environment):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Restore `state_dict` of a run with equal simulator and number of envs; return the observation to act on."""
+        """Restore `state_dict` (same simulator and number of envs); return the observation to act on."""
         sim_state, randomizer = state["sim"], self.randomizer
         if randomizer is not None and state.get("randomizer", {}).get("params") != randomizer.params:
             sim_state = {**sim_state, "params": {}, "constants": {}}  # drawn with other settings
@@ -340,10 +340,10 @@ class VecEnv(Environment):
         return self._obs
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begin new episodes at the training progress of another run of the task; call it after `reset`.
+        """Begin new episodes with the training progress of another run of the task; call it after `reset`.
 
-        Task tensors (levels, counters) and randomisation schedules come from the state, random numbers do not. The run
-        may have another simulator and number of envs M: env i takes the values of env i modulo M.
+        Task tensors (levels, counters) and randomisation schedules come from the state; random numbers do not. The run
+        may have a different simulator and number of envs M: env i takes the values of env i modulo M.
         """
         current, saved = self.task.state_dict(), state["task"]["tensors"]
         sources = torch.arange(self.num_envs) % len(state["progress"])
