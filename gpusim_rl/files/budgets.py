@@ -14,10 +14,10 @@ COPIED_BYTES = 1 << 30  # size of a damaged file to copy before replacing it
 CLIP_BYTES = 256 << 20  # size of a motion clip, packed and unpacked; 10 minutes of a humanoid at 50 Hz take 60 MB
 RESAMPLED_BYTES, RESAMPLED_RATIO = 32 << 20, 10  # size of a clip at a task's rate, or multiple of its file's, if larger
 DEMONSTRATIONS_BYTES = 2 << 30  # size of demonstrations, packed and unpacked; 10 million steps of HalfCheetah take 1 GB
-UNPACKED_BYTES, UNPACKED_RATIO = 64 << 20, 100  # size of an npz file's arrays, or multiple of the file's, if larger
+UNPACKED_BYTES, UNPACKED_RATIO = 64 << 20, 100  # size of an npz file's arrays, or multiple of the file size, if larger
 DIRECTORY_BYTES = 8 << 20  # size of an archive's entry list: about 100,000 entries, for which Python needs 100 MB
 CHECKPOINT_VALUES = 1_000_000  # values in a checkpoint; a large task has about 1,000
-XML_BYTES, XML_DEPTH, XML_ELEMENTS = 32 << 20, 200, 100_000  # of a robot file; 1,384 published ones: <= 4,133 elements
+XML_BYTES, XML_DEPTH, XML_ELEMENTS = 32 << 20, 200, 100_000  # of a robot file; 1,384 published files: <= 4,133 elements
 XML_FILES, XML_COPIES = 200, 100_000  # includes of a robot's XML, copies by `<replicate>`, `<composite>`, `<flexcomp>`
 ASSET_BYTES, MESH_BYTES = 256 << 20, 64 << 20  # size of a mesh, texture or height field; of a mesh read by trimesh
 ASSET_NUMBERS = 20_000_000  # numbers in a height field, texture or custom field, and face vertices of a mesh

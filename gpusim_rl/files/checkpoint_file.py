@@ -93,7 +93,7 @@ def load(path: Path) -> dict[str, Any]:
 def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
     """Return a checkpoint's content, with tensors on the CPU, and its digest.
 
-    Raises ConfigError if the file is damaged, not ours, of another format version, or contains anything but plain data.
+    Raises ConfigError if the file is damaged, not a checkpoint, of another format version, or not plain data.
     """
     try:
         file = open_file(path)
@@ -150,7 +150,7 @@ def _in_memory() -> IO[bytes]:
 
 
 def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
-    """Return whether a file matches its digest; copy it to `copy`."""
+    """Return whether a file matches its digest; copy the file to `copy`, if given."""
     try:
         size = file.seek(0, 2) - DIGEST_SIZE
     except OSError:  # some kernel files, such as /proc/self/mem, have no end

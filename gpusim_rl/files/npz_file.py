@@ -24,7 +24,7 @@ PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[dict[str, Any], str]:
     """Return a file's arrays by name (only `names`, if given), and its hex SHA-256; ConfigError if it is invalid.
 
-    Entries that are not arrays are None. `limit` bounds the packed and unpacked size [bytes], see also
+    Entries that are not arrays are None. `limit` bounds the packed and unpacked size [bytes]; see also
     `UNPACKED_BYTES`.
     """
     if path.is_dir():

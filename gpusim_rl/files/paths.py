@@ -1,4 +1,4 @@
-"""Paths of shipped files, in a checkout, an editable install or a wheel, and of runs."""
+"""Paths of runs, and of shipped files in a checkout, an editable install or a wheel."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Checkpoint:
 
     @property
     def continues(self) -> bool:
-        """True if training resumes in the run folder; other files start a new one."""
+        """True if training resumes in the run folder; other files start a new run folder."""
         return self.run_dir is not None and self.file.name == "last.pt"
 
 
@@ -156,7 +156,7 @@ def _without_last(run: Path) -> ConfigError:
 
 
 def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
-    """Resolve a path as typed, existing or not; a group means its latest run with a file that matches `patterns`."""
+    """Resolve a typed path, existing or not; a task or experiment means its latest run with a match for `patterns`."""
     try:
         path = Path(name).expanduser()
         if not path.exists() and (Path(runs) / name).is_dir():
@@ -164,7 +164,7 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
     except (OSError, RuntimeError, ValueError) as error:  # too long; no such user; a null byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"no run {name!r}: {reason}; {_EXPECTED}") from None
-    if (path / "latest").is_dir() and not (path / "config.yaml").exists():  # a run has no `latest`
+    if (path / "latest").is_dir() and not (path / "config.yaml").exists():  # a run folder has no `latest`
         path = _latest(path, Path(runs), patterns)
     if path.parent.name == "checkpoints" and path.exists():  # on the path as typed: `resolve` follows links
         refuse_link(path.parent)
@@ -175,7 +175,7 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
 
 
 def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
-    """Return a group's latest run with a file that matches `patterns`, skipping crashed runs."""
+    """Return the latest run of a task or experiment with a file that matches `patterns`, skipping crashed runs."""
     latest, folder = (group / "latest").resolve(), group.resolve()
     in_experiment = folder.parent == base.resolve() == latest.parent.parent  # a task's run in an experiment's folder
     if latest.parent != folder and not in_experiment:
@@ -221,7 +221,7 @@ def _leads_to_run(entry: Path) -> bool:
 
 
 def from_here(path: Path) -> Path:
-    """Return the path relative to the current directory if it is inside."""
+    """Return `path` relative to the current directory if it lies inside that directory, else unchanged."""
     current = Path.cwd()
     return path.relative_to(current) if current in path.parents else path
 

@@ -96,7 +96,7 @@ class _Bounded:
 
 
 def hex_digest(file: IO[bytes], size: int, copy: IO[bytes] | None = None) -> bytes:
-    """Return the hex SHA-256 of the first `size` bytes; copy them to `copy`."""
+    """Return the hex SHA-256 of the first `size` bytes; copy these bytes to `copy`, if given."""
     digest = hashlib.sha256()
     file.seek(0)
     while block := file.read(min(size, 1 << 20)):
@@ -143,7 +143,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def free_name(path: Path) -> Path:
-    """Return the path, or the first free one of `<name>-2`, `<name>-3`, ..."""
+    """Return `path` if it is free, else the first free path of `<name>-2`, `<name>-3`, ..."""
     names = itertools.chain([path], (path.with_stem(f"{path.stem}-{count}") for count in itertools.count(2)))
     return next(name for name in names if not os.path.lexists(name))
 
@@ -169,13 +169,13 @@ def remove_temporary(folder: Path) -> None:
 def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) -> None:
     """Raise ConfigError if a folder, `depth` levels below the top of a run folder, contains links or special files.
 
-    Entries whose names start with `skipped` may be links. So may files below `wandb`: W&B replaces its links.
+    Entries whose names start with `skipped` may be links, and so may files below `wandb`: W&B replaces its links.
     """
     if depth > budgets.FOLDERS:
         raise ConfigError(f"folders are nested {depth} deep, expected at most {budgets.FOLDERS}", key=str(folder))
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # deleted by a running training
+            with suppress(FileNotFoundError):  # deleted by a run in progress
                 if entry.name.startswith(skipped):
                     continue
                 refuse_link(Path(entry.path))
@@ -184,7 +184,7 @@ def refuse_links(folder: Path, depth: int = 0, skipped: tuple[str, ...] = ()) ->
 
 
 def refuse_link(path: Path) -> None:
-    """Raise ConfigError unless an entry is a file or folder."""
+    """Raise ConfigError unless a path is a regular file or a folder."""
     mode = path.lstat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise _not_a_file(path, mode)
@@ -193,7 +193,7 @@ def refuse_link(path: Path) -> None:
 def _not_a_file(path: Path, mode: int) -> ConfigError:
     kinds = {stat.S_IFLNK: "a link to another file", stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder"}
     kind = kinds.get(stat.S_IFMT(mode), "not a regular file")
-    with suppress(OSError):  # not a link, or no longer one
+    with suppress(OSError):  # not a link, or no longer a link
         kind = f"a link to {os.readlink(path)}"
     return ConfigError(f"{path} is {kind}; a run folder may contain only files and folders", hint="Try removing it")
 
@@ -292,7 +292,7 @@ def check_plain(value: Any, where: Path | str) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Return the object in a file such as env.json; raise ValueError if it is damaged."""
+    """Return the JSON object in a file such as env.json; raise ValueError if the file is damaged."""
     try:
         value = json.loads(read_bytes(path))
     except RecursionError:
