@@ -1,4 +1,4 @@
-"""Child processes: evaluations, actors, search trials, short trainings, benchmark cases."""
+"""Child processes: evaluations, actors, search trials, short training runs, benchmark cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import psutil
 
-ENDS_WITHIN_S = 60.0  # time for a training to finish its iteration and save a checkpoint [s]
+ENDS_WITHIN_S = 60.0  # time for a training run to finish its iteration and save a checkpoint [s]
 POLL_S = 0.01
 MOST_READ = 4096  # bytes of output to search for the last line
 
@@ -36,7 +36,7 @@ class Child:
     """Child process; as a context manager, it is killed at the end of the block.
 
     The child has its own session: Ctrl-C in a terminal reaches only the parent. If the parent is killed, Linux sends
-    the child SIGHUP, upon which a training saves a checkpoint and exits.
+    the child SIGHUP, upon which a training run saves a checkpoint and exits.
 
     Args:
         command: Program and arguments.
@@ -89,12 +89,12 @@ class Child:
         return False
 
     def heard(self) -> None:
-        """Record a sign of life."""
+        """Record a heartbeat."""
         self._heard_s = time.monotonic()
 
     @property
     def silent_s(self) -> float:
-        """Time since the start or the last sign of life [s]."""
+        """Time since the start or the last heartbeat [s]."""
         return time.monotonic() - self._heard_s
 
     def output(self, most: int | None = None) -> str:

@@ -60,7 +60,7 @@ class Compiled(Generic[P, R]):
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a function was not compiled: the reason, and the method and line responsible."""
+    """Return the reason why a function was not compiled, with the responsible method and line."""
     message = str(error).strip()
     changed = _CHANGED.search(message)
     if changed is not None:

@@ -17,7 +17,7 @@ import psutil
 
 from gpusim_rl.errors import ConfigError, address_space_limit_bytes
 
-LEAST_ADDRESS_SPACE = 800_000_000  # address space of a small training with a CPU build of torch [bytes]
+LEAST_ADDRESS_SPACE = 800_000_000  # address space of a small training run with a CPU build of torch [bytes]
 
 CGROUP_MEMBERSHIP = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
@@ -62,7 +62,7 @@ def limit_openmp_spin() -> None:
 
 
 def tune_malloc() -> None:
-    """Make glibc keep freed memory: page faults would take a large share of an update. No-op without glibc."""
+    """Make glibc keep freed memory; otherwise page faults take a large share of update time. No-op without glibc."""
     if not sys.platform.startswith("linux"):
         return
     m_trim_threshold, m_mmap_threshold = -1, -3  # malloc.h
@@ -88,7 +88,7 @@ def describe_gpus() -> dict[str, Any] | None:
 
 
 def has_cuda() -> bool:
-    """Return whether torch will find a GPU, without importing it. Does not detect a driver too old for this torch."""
+    """Return whether torch will find a GPU, without importing torch. Does not detect a driver too old for torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
     torch = importlib.util.find_spec("torch")
     if visible in ("", "-1") or torch is None or torch.origin is None or describe_gpus() is None:
