@@ -20,7 +20,7 @@ class AllegroHand(InHand):
 
     The recipe is IsaacGymEnvs' AllegroHand with the differences in `InHand`. The cube starts 2 cm higher, clear of the
     fingers, and 1 cm closer to the wrist (y = -0.19 m; original: -0.20 m); it weighs 80 g (original: 110 g); joint
-    limits are the real hand's, narrower than in the original model.
+    limits match the real hand and are narrower than in the original model.
 
     Action space: 16 numbers in [-1, 1], position targets between the lower and upper joint limits: four each for index,
     middle and ring finger and thumb, from the palm outwards.

@@ -29,17 +29,17 @@ class Ant(Locomotion[AntConfig]):
     Action space: 8 numbers in [-1, 1], torque / 15 N m: hip and ankle of legs 1 to 4.
 
     Observation space:
-    | num   | name        | observation                                                      | unit   |
-    |-------|-------------|------------------------------------------------------------------|--------|
-    | 0     | height      | height of the torso                                              | m      |
-    | 1-3   | lin_vel     | velocity of the torso, torso frame                               | m/s    |
-    | 4-6   | ang_vel     | angular velocity of the torso, torso frame                       | rad/s  |
-    | 7-9   | angles      | yaw, roll, angle to the target                                   | rad    |
-    | 10-11 | directions  | torso up axis projected on z, heading on the target direction    | -      |
-    | 12-19 | joint_pos   | joint positions, limits mapped to [-1, 1]                        | -      |
-    | 20-27 | joint_vel   | joint velocities x 0.2                                           | rad/s  |
-    | 28-51 | foot_wrench | contact force and torque on the feet x 0.1, foot frame           | N, N m |
-    | 52-59 | actions     | last action                                                      | -      |
+    | num   | name        | observation                                                                 | unit   |
+    |-------|-------------|-----------------------------------------------------------------------------|--------|
+    | 0     | height      | height of the torso                                                         | m      |
+    | 1-3   | lin_vel     | velocity of the torso, torso frame                                          | m/s    |
+    | 4-6   | ang_vel     | angular velocity of the torso, torso frame                                  | rad/s  |
+    | 7-9   | angles      | yaw, roll, angle to the target                                              | rad    |
+    | 10-11 | directions  | torso up axis projected onto z, heading projected onto the target direction | -      |
+    | 12-19 | joint_pos   | joint positions, limits mapped to [-1, 1]                                   | -      |
+    | 20-27 | joint_vel   | joint velocities x 0.2                                                      | rad/s  |
+    | 28-51 | foot_wrench | contact force and torque on the feet x 0.1, foot frame                      | N, N m |
+    | 52-59 | actions     | last action                                                                 | -      |
 
     Reward terms (see `Locomotion.rewards`): progress (speed towards the target [m/s]), alive, up, heading, action cost,
     energy cost, joints at their limits, and a penalty for falling that replaces the other terms. Start: joints +-0.2

@@ -42,7 +42,7 @@ def scales(cfg: Any) -> dict[str, float]:
 
 
 def base_motion(robot: Articulation, down: Float[Tensor, "envs 3"]) -> Terms:
-    """Return the base's velocities and the direction of gravity, base frame."""
+    """Return the base's velocities [m/s, rad/s] and the direction of gravity, in the base frame."""
     vectors = torch.stack([robot.root_lin_vel, down], dim=1)
     lin_vel, gravity = quat_rotate_inverse(robot.root_quat[:, None], vectors).unbind(dim=1)
     return {"lin_vel": lin_vel, "ang_vel": robot.root_ang_vel_local, "gravity": gravity}
@@ -68,10 +68,10 @@ class Anymal(Task[AnymalConfig]):
     | 24-35 | joint_vel   | joint velocities x 0.05                         | rad/s |
     | 36-47 | actions     | last action                                     | -     |
 
-    Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
-    rate, and a penalty for squared torques. The penalty is capped at the sum of the other terms, so the reward is never
-    negative. Start: the stance with each joint angle x 0.5 to 1.5, joint velocities +-0.1 rad/s; one random command per
-    episode. Termination: more than 1 N on the base or a knee.
+    Reward terms, multiplied by the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much
+    for the yaw rate, and a penalty for squared torques. The penalty is capped at the sum of the other terms, so the
+    reward is never negative. Start: the stance with each joint angle x 0.5 to 1.5, joint velocities +-0.1 rad/s; one
+    random command per episode. Termination: more than 1 N on the base or a knee.
     """
 
     Config = AnymalConfig
@@ -124,7 +124,7 @@ class Anymal(Task[AnymalConfig]):
         self.stance = self.robot.default_joint_pos
         ranges = {"x": cfg.command_x, "y": cfg.command_y, "yaw": cfg.command_yaw}
         self.commands = Commands(self, ranges, units={"x": "m/s", "y": "m/s", "yaw": "rad/s"})
-        self.errors = torch.zeros(2, self.num_envs, device=self.device)  # velocity [m/s] and yaw rate [rad/s]
+        self.errors = torch.zeros(2, self.num_envs, device=self.device)  # errors of velocity [m/s] and yaw rate [rad/s]
         self.weights = self.dt * torch.tensor([[cfg.lin_vel_weight], [cfg.ang_vel_weight]], device=self.device)
         self.scales = scales(cfg)
         self.down = torch.tensor([0.0, 0.0, -1.0], device=self.device).expand(self.num_envs, 3)

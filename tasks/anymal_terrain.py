@@ -22,11 +22,11 @@ from .anymal import Anymal, base_motion, scales
 # Knees are part of the thigh bodies, feet of the shanks.
 KNEES, FEET = ([f"{leg}_{part}" for leg in ("LF", "LH", "RF", "RH")] for part in ("THIGH", "SHANK"))
 FOOT_RADIUS = 0.04  # m; smaller feet get caught inside the steps of a height field
-STIFFNESS = 80.0  # of the servos [N m/rad]; IsaacGymEnvs' flat-ground Anymal uses 85
+STIFFNESS = 80.0  # servo stiffness [N m/rad]; IsaacGymEnvs' flat-ground Anymal uses 85
 SCAN_X = [0.1 * x for x in (-8, -7, -6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8)]  # m ahead of the base
 SCAN_Y = [0.1 * y for y in (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)]  # m to the left of the base
 SCAN = torch.cartesian_prod(torch.tensor(SCAN_X), torch.tensor(SCAN_Y))
-BASE_HEIGHT = 0.5  # above the ground, when standing [m]
+BASE_HEIGHT = 0.5  # standing height above the ground [m]
 LEAST_SPEED = 0.25  # slower commands count as 0 [m/s]
 TURN_RATE = 0.5  # commanded yaw rate / angle to the heading [1/s]
 STEP_TIME = 0.5  # air time of a foot beyond this is rewarded [s]
@@ -72,7 +72,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     """AnymalTerrain: walk over rough ground, with the commanded velocity and heading.
 
     Observations, commands, rewards and curriculum match IsaacGymEnvs' AnymalTerrain. Differences: physics runs four
-    steps per action (original: five, contrary to its settings); after the hardest level comes a random one, not the
+    steps per action (original: five, contrary to its settings); after the hardest level comes a random level, not the
     easiest; whether a robot moves down depends on its own command (original: on the norm over all robots reset in the
     same step); stair risers slope over 10 cm; rough ground is +-2.5 cm at the easiest level and +-10 cm at the hardest
     (original: at all levels); foot radius is 4 cm, not 3 cm; friction is not randomised; with zero commanded velocity a
@@ -94,13 +94,13 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
     | 36-175  | heights     | base height over 14 x 10 ground points - 0.5 m, +-1 m, x 5     | m     |
     | 176-187 | actions     | last action                                                    | -     |
 
-    Reward terms, x the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much for the yaw
-    rate, and the air time beyond 0.5 s of landing feet, if a velocity is commanded; penalties for vertical velocity,
-    roll and pitch rate, torques, changes of joint velocities and actions, and knee contacts. `floor` raises a negative
-    sum to 0. Start: above the platform of a patch, +-0.5 m; the stance with each joint angle x 0.5 to 1.5, joint
-    velocities +-0.1 rad/s; one random command per episode. Every 15 s a push sets the horizontal velocity of all robots
-    at random within +-1 m/s. Each env keeps one kind of patch. At the end of an episode it moves up a level if the
-    robot walked further than half a patch, down a level if it walked less than a quarter of the commanded distance.
+    Reward terms, multiplied by the control step: exp(-squared error / 0.25) of the horizontal velocity, half as much
+    for the yaw rate, and the air time beyond 0.5 s of landing feet, if a velocity is commanded; penalties for vertical
+    velocity, roll and pitch rate, torques, changes of joint velocities and actions, and knee contacts. `floor` raises a
+    negative sum to 0. Start: above the platform of a patch, +-0.5 m; the stance with each joint angle x 0.5 to 1.5,
+    joint velocities +-0.1 rad/s; one random command per episode. Every 15 s a push sets the horizontal velocity of all
+    robots at random within +-1 m/s. Each env keeps one kind of patch. At the end of an episode it moves up a level if
+    the robot walked further than half a patch, down a level if it walked less than a quarter of the commanded distance.
     Termination: more than 1 N on the base.
 
     Log: `success`, share of episodes in which the robot walked further than half a patch. Levels differ between runs,
@@ -146,7 +146,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
         self.ended = torch.zeros(num, dtype=torch.bool, device=device)
         self.passed = torch.zeros(num, dtype=torch.bool, device=device)  # further than half a patch from its centre
 
-        self.air_time = torch.zeros(num, len(FEET), device=device)  # since each foot last touched the ground [s]
+        self.air_time = torch.zeros(num, len(FEET), device=device)  # time since each foot last touched the ground [s]
         self.on_ground = torch.zeros(num, len(FEET), dtype=torch.bool, device=device)  # each foot; set by rewards()
         self.last_joint_vel = torch.zeros_like(self.robot.joint_vel)
         self.last_actions = torch.zeros(num, self.num_actions, device=device)
@@ -162,7 +162,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
             "action_rate": -cfg.action_rate_cost,
         }
         self.terms, self.weights = tuple(weights), torch.tensor(list(weights.values()), device=device)[:, None]
-        self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
+        self.errors = torch.zeros(2, num, device=device)  # errors of velocity [m/s] and yaw rate [rad/s]
         self.scales = {**scales(cfg), "heights": cfg.height_scale}
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:

@@ -16,7 +16,7 @@ from gpusim_rl.sim import Scene, Sim
 
 HIP_RADIUS, HIP_HEIGHT = 0.4, -0.03  # m; radius and height of the hip circle, tray frame
 FALL_RADIUS = 0.5  # m; radius of the tray, onto which the ball falls
-LOST_HEIGHT = 0.15  # m; height of the ball's centre; below 1.5 ball radii it is off the tray
+LOST_HEIGHT = 0.15  # m; 1.5 ball radii; a ball whose centre is lower is off the tray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class BallBalanceConfig(TaskConfig):
 class BallBalance(Task[BallBalanceConfig]):
     """BallBalance: catch a falling ball with a tray, and keep it still over the middle.
 
-    Observations, actions, reward and start match IsaacGymEnvs' BallBalance. Differences: the force of the ball on the
-    tray replaces the force sensors (the original repeats the x component three times); ball joints between feet and
-    ground replace the attractors; the knees are softer, with the same lag (see the MJCF).
+    Observations, actions, reward and initial states match IsaacGymEnvs' BallBalance. Differences: the force of the ball
+    on the tray replaces the force sensors (the original repeats the x component three times); ball joints between feet
+    and ground replace the attractors; the knees are softer, with the same lag (see the MJCF).
 
     Action space: 3 numbers in [-1, 1], velocities of the knees' target positions / `action_speed`.
 

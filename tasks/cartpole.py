@@ -28,7 +28,7 @@ class CartpoleConfig(TaskConfig):
 class Cartpole(Task[CartpoleConfig]):
     """Cartpole: keep the pole upright, with the cart on its rail.
 
-    Observations, action, reward and start match IsaacGymEnvs' Cartpole.
+    Observations, action, reward and initial states match IsaacGymEnvs' Cartpole.
 
     Action space: 1 number in [-1, 1], the force on the cart / `max_force`. With `discrete`, an action of 0 pushes left
     with `max_force` and 1 pushes right, as in Gymnasium's CartPole.

@@ -12,7 +12,7 @@ from gpusim_rl.sim import Scene, Sim
 
 from .cartpole import Cartpole, CartpoleConfig
 
-DISTANCE = 5.0  # of the camera from the rail [m]
+DISTANCE = 5.0  # distance of the camera from the rail [m]
 NEAR, FAR = 4.0, 6.0  # depths that become 0 and 255 [m]
 
 

@@ -62,9 +62,9 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
     | 22    | drawer_vel | velocity of the drawer                                  | m/s        |
 
     Reward terms: distance to the handle, hand level and facing the cabinet, one finger above and one below the handle,
-    their distances from it, opening, bonuses at 0.01, 0.2 and 0.39 m, action cost; a penalty for fingers that reach
-    behind the handle replaces the other terms. Start: joints +-`start_noise` rad around a pose next to the cabinet.
-    Termination: the drawer is open by more than `open_distance` (none with `end_when_open=false`).
+    their distances from the handle, opening, bonuses at 0.01, 0.2 and 0.39 m, action cost; a penalty for fingers that
+    reach behind the handle replaces the other terms. Start: joints +-`start_noise` rad around a pose next to the
+    cabinet. Termination: the drawer is open by more than `open_distance` (none with `end_when_open=false`).
     """
 
     Config = FrankaCabinetConfig

@@ -114,8 +114,8 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         joints, place, turns = self.random.uniform(-1.0, 1.0, 13).split([7, 4, 2], dim=1)
         joint_pos[:, :7] += noise * joints
         self.robot.set_state(where, joint_pos=joint_pos.clamp(self.joint_low, self.joint_high))
-        # Cube A is drawn from a ring around cube B. A point outside the square re-enters on the opposite side, which is
-        # always farther away from cube B.
+        # Cube A's position is drawn from a ring around cube B. A point outside the square re-enters on the opposite
+        # side, which is always farther away from cube B.
         place_b, angle = half * place[:, :2], math.pi * place[:, 2:3]
         radius = 0.5 * (CLEAR + half) + 0.5 * (half - CLEAR) * place[:, 3:]
         place_a = place_b + radius * torch.cat([angle.cos(), angle.sin()], dim=1)

@@ -43,7 +43,7 @@ class FrankaReachConfig(TaskConfig):
 class FrankaReach(Task[FrankaReachConfig]):
     """FrankaReach: reach for a target, with the point between the fingertips; the target changes every few seconds.
 
-    Targets, actions, rates and reward match Isaac Lab's Isaac-Reach-Franka, for position only (original: also
+    Targets, actions, rates and reward match Isaac Lab's Isaac-Reach-Franka, for position only (original: position and
     orientation). Differences: targets last half as long; the point is between the fingertips, not at the hand's origin;
     penalties are constant (original: they grow after 4,500 control steps); actions are clamped, and at 0 the hand is in
     the middle of the target box; drive targets stay near the joints, which keeps speeds near the robot's limits;
@@ -60,10 +60,10 @@ class FrankaReach(Task[FrankaReachConfig]):
     | 14-16 | target    | position of the target                   | m     |
     | 17-23 | actions   | last action                              | -     |
 
-    Reward terms, x the control step: negative distance, 1 - tanh(distance / `near_distance`), and penalties on the
-    squared change of the action and on squared joint velocities. Start: joints +-`start_noise` rad around the pose, at
-    rest. Targets: anywhere in the box of `target_x`, `target_y` and `target_z`, for `target_interval` seconds each.
-    Termination: none.
+    Reward terms, multiplied by the control step: negative distance, 1 - tanh(distance / `near_distance`), and penalties
+    on the squared change of the action and on squared joint velocities. Start: joints +-`start_noise` rad around the
+    pose, at rest. Targets: anywhere in the box of `target_x`, `target_y` and `target_z`, for `target_interval` seconds
+    each. Termination: none.
     """
 
     Config = FrankaReachConfig

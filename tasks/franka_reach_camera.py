@@ -46,7 +46,7 @@ class FrankaReachCamera(FrankaReach):
     | 14-16 | target    | position of the target                   | m     |
     | 17-23 | actions   | last action                              | -     |
 
-    The group `teacher`, the observation of a trained FrankaReach policy:
+    The `teacher` group is the observation of a trained FrankaReach policy:
     | num  | name   | observation | unit     |
     |------|--------|-------------|----------|
     | 0-23 | critic | the above   | as above |

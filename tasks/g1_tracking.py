@@ -7,7 +7,7 @@ from .tracking import TrackingTask
 
 
 class G1Tracking(TrackingTask):
-    """G1Tracking: track motion clips; the default one crouches and stands up.
+    """G1Tracking: track motion clips; in the default clip, G1 crouches and stands up.
 
     Bodies, terminations and settings match mjlab 1.6's G1 tracking task. The hands have no fingers.
 

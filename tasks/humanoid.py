@@ -31,18 +31,18 @@ class Humanoid(Locomotion[HumanoidConfig]):
     at a hip): three for the abdomen, six for each leg, three for each arm, right before left.
 
     Observation space:
-    | num    | name         | observation                                                      | unit   |
-    |--------|--------------|------------------------------------------------------------------|--------|
-    | 0      | height       | height of the torso                                              | m      |
-    | 1-3    | lin_vel      | velocity of the torso, torso frame                               | m/s    |
-    | 4-6    | ang_vel      | angular velocity of the torso x 0.25, torso frame                | rad/s  |
-    | 7-9    | angles       | yaw, roll, angle to the target                                   | rad    |
-    | 10-11  | directions   | torso up axis projected on z, heading on the target direction    | -      |
-    | 12-32  | joint_pos    | joint positions, limits mapped to [-1, 1]                        | -      |
-    | 33-53  | joint_vel    | joint velocities x 0.1                                           | rad/s  |
-    | 54-74  | joint_effort | motor torques x 0.01                                             | N m    |
-    | 75-86  | foot_wrench  | contact force and torque on the feet x 0.01, foot frame          | N, N m |
-    | 87-107 | actions      | last action                                                      | -      |
+    | num    | name         | observation                                                                 | unit   |
+    |--------|--------------|-----------------------------------------------------------------------------|--------|
+    | 0      | height       | height of the torso                                                         | m      |
+    | 1-3    | lin_vel      | velocity of the torso, torso frame                                          | m/s    |
+    | 4-6    | ang_vel      | angular velocity of the torso x 0.25, torso frame                           | rad/s  |
+    | 7-9    | angles       | yaw, roll, angle to the target                                              | rad    |
+    | 10-11  | directions   | torso up axis projected onto z, heading projected onto the target direction | -      |
+    | 12-32  | joint_pos    | joint positions, limits mapped to [-1, 1]                                   | -      |
+    | 33-53  | joint_vel    | joint velocities x 0.1                                                      | rad/s  |
+    | 54-74  | joint_effort | motor torques x 0.01                                                        | N m    |
+    | 75-86  | foot_wrench  | contact force and torque on the feet x 0.01, foot frame                     | N, N m |
+    | 87-107 | actions      | last action                                                                 | -      |
 
     Reward terms: as in Ant; energy and joint limits cost more for strong motors. Start: joints +-0.2 rad and +-0.1
     rad/s around the reference pose, legs not turned inwards. Termination: the torso is below 0.8 m.
@@ -52,7 +52,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
     ROBOT = "humanoid"
     FEET = ("right_foot", "left_foot")
     EFFORTS = True
-    # Half the speed of Euler with pyramidal cones, which needs more than twice as many steps to learn.
+    # Half the speed of Euler with pyramidal cones, but Euler needs more than twice as many steps to learn.
     PHYSICS: ClassVar = {"integrator": "implicit", "cone": "elliptic"}
 
     def __init__(self, cfg: HumanoidConfig, sim: Sim) -> None:

@@ -49,7 +49,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
     tasks/assets/motions, or paths of .npz files for this robot, including Isaac Lab's.
 
     Action space: 28 numbers in [-1, 1], joint position targets around the upright pose with bent elbows and knees; an
-    action of 1 reaches 10 % beyond the joint's further limit.
+    action of 1 reaches 10 % beyond the joint's farther limit.
 
     Observation space: in the heading frame, the world frame rotated about z to the pelvis's heading.
     | num   | name      | observation                                                             | unit  |
@@ -62,13 +62,13 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
     | 40-67 | joint_vel | joint velocities                                                        | rad/s |
     | 68-79 | ends      | right hand, left hand, right foot, left foot, relative to the pelvis    | m     |
 
-    `style`, for the discriminator, with `style_frames=2`; at the start of an episode, the history comes from the clip:
+    The `style` group, for the discriminator, with `style_frames=2`; an episode's first history comes from the clip:
     | num    | name   | observation                               | unit     |
     |--------|--------|-------------------------------------------|----------|
     | 0-79   | before | the numbers above, a control step earlier | as above |
     | 80-159 | now    | the numbers above                         | as above |
 
-    `reference`, for the discriminator, at a random frame of the clips, redrawn every control step:
+    The `reference` group, for the discriminator, at a random frame of the clips, redrawn every control step:
     | num    | name   | observation                               | unit     |
     |--------|--------|-------------------------------------------|----------|
     | 0-159  | style  | as `style`                                | as above |
@@ -207,7 +207,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         joint_vel: Float[Tensor, "rows joints"],
         ends: Float[Tensor, "rows ends 3"],
     ) -> Float[Tensor, "rows features"]:
-        """Return the features (`PARTS`) of root, joints, hands and feet, which are given in the world frame."""
+        """Return the features (`PARTS`) of root, joints, hands and feet; the arguments are in the world frame."""
         axes = quat_rotate(quat[:, None], self.axes)
         vectors = torch.cat([axes, torch.stack([lin_vel, ang_vel], dim=1), ends - pos[:, None]], dim=1)
         c, s = torch.nn.functional.normalize(axes[:, 0, :2]).unsqueeze(1).unbind(dim=2)

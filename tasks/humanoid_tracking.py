@@ -17,7 +17,7 @@ def servo(stiffness: float, effort: float) -> Motor:
 
 
 class HumanoidTracking(TrackingTask):
-    """HumanoidTracking: track motion clips; the default one walks.
+    """HumanoidTracking: track motion clips; in the default clip, the humanoid walks.
 
     Model and clips are shared with `HumanoidAMP`; Isaac Lab's clips work too.
 

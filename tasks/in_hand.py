@@ -56,15 +56,15 @@ class InHandConfig(TaskConfig):
 class InHand(Task[InHandConfig]):
     """Hand, palm up, that turns a cube to one goal orientation after another.
 
-    Observations, actions, reward terms and start match IsaacGymEnvs. Differences: the goal's position never changes and
-    is observed relative to the cube; orientations are uniform over all rotations; gravity acts on the hand too, not
-    only on the cube; the joints have no friction.
+    Observations, actions, reward terms and initial states match IsaacGymEnvs. Differences: the goal's position never
+    changes and is observed relative to the cube; orientations are uniform over all rotations; gravity acts on the hand
+    as well as on the cube; the joints have no friction.
 
     Reward terms: distance to the goal's position (a cost), rotation (1 / (error + 0.1 rad)), action cost, success (a
     bonus at an error of at most 0.1 rad, then a new goal), fall (a cost, 0 by default).
 
     With a curriculum, the goal tolerance starts wide and narrows to `success_tolerance` as goals are reached. Log:
-    `goals`, number reached per episode at the current `tolerance`; `successes`, number within `success_tolerance`, low
+    `goals`, goals reached per episode at the current `tolerance`; `successes`, goals within `success_tolerance`, few
     while the tolerance is wide (a reached goal is replaced). Evaluations use only `success_tolerance`.
     """
 
@@ -113,7 +113,7 @@ class InHand(Task[InHandConfig]):
         self.cube_high = self.cube.default_root_pos + cfg.cube_pos_noise
         self.goal_pos = torch.tensor(self.GOAL, device=self.device)
         self.goal_quat = torch.zeros(self.num_envs, 4, device=self.device)
-        self.rotation_error = torch.zeros(self.num_envs, device=self.device)  # in the last rewards() call [rad]
+        self.rotation_error = torch.zeros(self.num_envs, device=self.device)  # error in the last rewards() call [rad]
         self.rest = torch.zeros(self.num_actions, device=self.device).clamp(self.target_low, self.target_high)
         self.targets = torch.zeros(self.num_envs, self.num_actions, device=self.device)
         self.successes = torch.zeros(self.num_envs, device=self.device)  # goals reached in this episode

@@ -35,9 +35,9 @@ class IngenuityConfig(FlightConfig):
 class Ingenuity(Flight[IngenuityConfig]):
     """Ingenuity: fly to a point and hover, upright and without spinning; the point moves every few seconds.
 
-    Observations, actions, reward and start match IsaacGymEnvs' Ingenuity, but with wxyz quaternions (original: xyzw)
-    and with the mass and dimensions of the real helicopter. Each rotor tilts its thrust vector and produces no torque
-    about its axis. A target out of reach is moved closer; the original ends the episode.
+    Observations, actions, reward and initial states match IsaacGymEnvs' Ingenuity, but with wxyz quaternions (original:
+    xyzw) and with the mass and dimensions of the real helicopter. Each rotor tilts its thrust vector and produces no
+    torque about its axis. A target out of reach is moved closer; the original ends the episode.
 
     Action space: 6 numbers in [-1, 1], for the lower, then the upper rotor: thrust tilt in x and y (lateral / axial
     thrust), clamped to +-`max_lateral`; axial thrust / `max_thrust`.
@@ -51,9 +51,9 @@ class Ingenuity(Flight[IngenuityConfig]):
     | 10-12 | ang_vel   | angular velocity of the fuselage / pi | pi rad/s |
 
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = 5 near / (1 + (1 - up)^2) with up the
-    projection of the fuselage's z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2). Start: level
-    and at rest, within +-1.5 m of the middle and 0.8 to 2.5 m high; targets are within +-`target_range` and 1 to 2 m
-    high. Termination: further from the target than `lost_distance`, or below `lost_height`.
+    projection of the fuselage's z axis onto the vertical; spin = near / (1 + (vertical angular velocity)^2). Start:
+    level and at rest, within +-1.5 m of the middle and 0.8 to 2.5 m high; targets are within +-`target_range` and 1 to
+    2 m high. Termination: further from the target than `lost_distance`, or below `lost_height`.
     """
 
     Config = IngenuityConfig

@@ -155,7 +155,7 @@ class Locomotion(Task[Cfg]):
         """Return the (possibly weighted) number of joints at their limits."""
 
     def _torso(self) -> Terms:
-        """Return the first 12 numbers of the observation: height, velocities, angles, directions."""
+        """Return the torso's observation terms, 12 numbers: height, velocities, angles, directions."""
         robot = self.robot
         to_target, distance = self._to_target()
         # one rotation: torso axes to the world frame, torso velocity to the torso frame

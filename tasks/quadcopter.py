@@ -83,8 +83,8 @@ class QuadcopterConfig(FlightConfig):
 class Quadcopter(Flight[QuadcopterConfig]):
     """Quadcopter: fly to a point and hover, upright and without spinning.
 
-    Observations, actions, reward and start match IsaacGymEnvs' Quadcopter, but with wxyz quaternions (original: xyzw)
-    and without PhysX's angular velocity limit of 4 pi rad/s. Rotors produce thrust, but no torque.
+    Observations, actions, reward and initial states match IsaacGymEnvs' Quadcopter, but with wxyz quaternions
+    (original: xyzw) and without PhysX's angular velocity limit of 4 pi rad/s. Rotors produce thrust, but no torque.
 
     Action space: 12 numbers in [-1, 1]: 0-7 rates of the rotors' target angles / `tilt_speed`, pitch and roll for each
     rotor; 8-11 rates of the rotor thrusts / `thrust_speed`.
@@ -99,7 +99,7 @@ class Quadcopter(Flight[QuadcopterConfig]):
     | 13-20 | rotor_pos | angles of the rotors                 | rad      |
 
     Reward terms, with near = 1 / (1 + distance^2): position = near; upright = near / (1 + (1 - up)^2) with up the
-    projection of the chassis' z axis on the vertical; spin = near / (1 + (vertical angular velocity)^2). Start: level
+    projection of the chassis' z axis onto the vertical; spin = near / (1 + (vertical angular velocity)^2). Start: level
     and at rest, within +-1.5 m sideways and 0.2 m below to 1.5 m above the target, rotor angles +-0.2 rad, no thrust.
     Termination: further from the target than `lost_distance`, or below `lost_height`.
     """

@@ -25,7 +25,7 @@ SERVO_HZ = 10.0  # natural frequency of the servos, for any motor inertia
 DAMPING_RATIO = 2.0
 ACTION_SHARE = 0.25  # share of the maximum torque that an action of 1 commands initially
 SOFT_LIMIT = 0.9  # share of a joint's range without cost
-HIT = 10.0  # contact force above which a contact has a cost [N]
+HIT = 10.0  # contact force above which a contact is penalised [N]
 IMAGE_SIZE = 24, 32  # depth image height and width [pixels]
 FOVY = 58.0  # vertical field of view of an Intel RealSense D435 [degrees]
 EVERY = 5  # control steps per image: 10 Hz, as in Extreme Parkour (arXiv 2309.14341)
@@ -34,12 +34,12 @@ GROUND_GROUP = 1  # geoms that the depth camera renders
 
 @dataclass(frozen=True, kw_only=True)
 class Motor:
-    """Motor type with gear and servo."""
+    """Type of motor with its gear and servo."""
 
     armature: float  # rotor inertia reflected through the gear [kg m^2]
     effort: float  # maximum torque [N m]
-    stiffness: float  # of the servo [N m/rad]
-    damping: float  # of the servo [N m s/rad]
+    stiffness: float  # servo stiffness [N m/rad]
+    damping: float  # servo damping [N m s/rad]
     scale: float  # joint target offset for an action of 1 [rad]
 
     @classmethod
@@ -99,8 +99,8 @@ class Robot:
     trot: tuple[float, ...] = ()  # 1 for feet that swing together in a trot, -1 for the others, ordered like `feet`
     elliptic: bool = False  # elliptic friction cones, with an `impratio` of 10
     file: str | Path | None = None  # MJCF, URDF or `menagerie:<robot>`; its motors, sensors and floor are removed
-    fixed_base: bool | None = None  # False: float the base of a file that fixes it
-    sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)  # new: body, position [m]
+    fixed_base: bool | None = None  # False: add a free joint to the file's fixed base
+    sites: Mapping[str, tuple[str, tuple[float, float, float]]] = field(default_factory=dict)  # added: body, pos [m]
     eye: Eye | None = None  # depth camera, for `task.vision=depth`
     packages: Mapping[str, str | Path] = field(default_factory=dict)  # folders of ROS packages for a URDF
 
@@ -136,7 +136,7 @@ class Robot:
         return matches
 
     def empty_scene(self, physics_hz: float) -> Scene:
-        """Return a scene without robot and ground, with the robot's solver settings."""
+        """Return a scene with the robot's solver settings, but without robot and ground."""
         scene = Scene(physics_hz, integrator="implicitfast")
         if self.elliptic:
             scene.choose(None, "elliptic")
@@ -159,7 +159,7 @@ class Robot:
         """Add the robot to a scene as "robot", without motors and sensors.
 
         Raises:
-            TaskError: The file is unsuitable, or lacks the body of a site.
+            TaskError: The file is unsuitable, or has no body for a site.
         """
         spec, file = scene.spec, self.file or assets_dir() / self.name / f"{self.name}.xml"
         ground = len(spec.worldbody.geoms)

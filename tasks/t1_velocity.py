@@ -15,7 +15,7 @@ class T1Velocity(VelocityTask):
     """T1Velocity: walk on two legs at commanded velocities (quick: forward only), including sideways and turning.
 
     The recipe is mjlab's for G1, as in `G1Velocity`. Model, pose, torques and servos come from holosoma, with two
-    differences: the soles' friction is G1's, and joints have no dry friction.
+    differences: the soles have G1's friction, and joints have no dry friction.
 
     Action space: 29 numbers in [-100, 100], joint target offsets from the pose / 0.25 rad: head yaw and pitch, left
     arm, right arm (shoulder pitch and roll, elbow pitch and yaw, wrist pitch and yaw, hand roll), waist, left leg,

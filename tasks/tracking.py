@@ -28,7 +28,7 @@ from gpusim_rl.sim import Scene, Sim
 
 from .robots import HIT, Legged, Rows
 
-SPIN = 0.1  # weight of squared rotation [rad2] or rate [rad2/s2] next to squared distance or speed, in `deepmimic`
+SPIN = 0.1  # weight of squared angle [rad2] or rate [rad2/s2] relative to squared distance or speed, in `deepmimic`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,21 +126,21 @@ class Poses(NamedTuple):
 class TrackingTask(Legged[TrackingConfig]):
     """Robot that tracks motion clips; subclasses set the robot and the bodies to compare.
 
-    Observations, targets, rewards, terminations and initial states match mjlab 1.6's tracking task, based on
+    Observations, targets, rewards, terminations and initial states match mjlab 1.6's tracking task, which is based on
     BeyondMimic (arXiv 2508.08241). Differences: a self-collision in the last physics step counts for the whole control
     step; encoder biases are drawn per episode; start orientations are rotated about a random axis, not by three angles;
     the critic observes bodies relative to the clip's anchor, not the robot's. `task.randomize=true` randomises pushes
     (horizontal), friction and centres of mass.
 
-    `task.clips` are names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each env tracks a
-    clip frame by frame. At the end of the clip the robot is reset to another frame and the episode continues, as in
-    mjlab; `final_obs` of that step has the new frame's joints and the old frame's bodies.
+    `task.clips` lists the clips: names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each env
+    tracks a clip frame by frame. At the end of the clip the robot is reset to another frame and the episode continues,
+    as in mjlab; `final_obs` of that step has the new frame's joints and the old frame's bodies.
 
     An action is a joint target offset from the robot's pose, or with `action_around=clip` from the clip's joints, which
     keeps an untrained policy near the clip. Body targets are the clip's bodies, moved to the robot's `anchor` in x and
-    y and rotated to its yaw; heights are the clip's.
+    y and rotated to its yaw; heights stay as in the clip.
 
-    Reward terms, x weight x control step; each is exp(-squared error / sigma squared). With `reward=beyondmimic`:
+    Reward terms (x weight x control step) are exp(-squared error / sigma squared). With `reward=beyondmimic`:
 
     - `anchor_pos`, `anchor_ori`: distance and angle between the robot's anchor and the clip's, in the world;
     - `body_pos`, `body_ori`: mean over bodies of the squared distance and angle from the target;
@@ -158,7 +158,7 @@ class TrackingTask(Legged[TrackingConfig]):
     Start: a frame of a clip with noise (`start_noise`), joints in the middle 90 % of their range. `starts=adaptive`
     starts more often in the seconds of a clip where episodes failed. Evaluations start at the first frame of each clip.
 
-    Termination: the anchor's height is off by more than `anchor_height_limit`, a limb end's by more than
+    Termination: the anchor's height is off by more than `anchor_height_limit`, a limb end's height by more than
     `end_height_limit`, or the z component of the anchor's up axis by more than `anchor_tilt_limit`.
 
     Log: `body_error`, mean distance of bodies from targets [m]; `anchor_error` [m]; `joint_error`, mean [rad];
@@ -175,7 +175,7 @@ class TrackingTask(Legged[TrackingConfig]):
 
 {critic}
 
-    Reward terms, x the control step: see `TrackingTask`.
+    Reward terms, multiplied by the control step: see `TrackingTask`.
 
     Start: a frame of a clip, with noise. Termination: the anchor or one of `ends` is too low or too high, or the anchor
     is tilted; see `TrackingTask`.
@@ -249,7 +249,7 @@ class TrackingTask(Legged[TrackingConfig]):
         bounds = [*noise.pos, *noise.rot, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(self.pose)]
         self.start_noise = torch.tensor(bounds, device=device)
         self.first_axes = torch.eye(3, device=device)[:2]
-        self.errors = torch.zeros(3, num, device=device)  # of the bodies [m], the anchor [m] and the joints [rad]
+        self.errors = torch.zeros(3, num, device=device)  # errors of bodies [m], anchor [m] and joints [rad]
         self.lost = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose robot is too far from its clip
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
@@ -334,11 +334,11 @@ class TrackingTask(Legged[TrackingConfig]):
         return away, from_clip, joints
 
     def _beyondmimic(self, frame: Frame, now: Poses, target: Poses) -> dict[str, Float[Tensor, " envs"]]:
-        """Return the squared errors of `BeyondMimicConfig`."""
+        """Return the squared error of each term of `BeyondMimicConfig`."""
         away, from_clip, _ = self._away(frame, now, target)
         anchors = (frame.body_quat[:, self.anchor_index, None], now.quat[:, self.anchor_index, None])
         turned = (torch.cat(pair, dim=1) for pair in zip((target.quat, now.quat), anchors, strict=True))
-        turn = quat_angle(*turned).square_()  # of the bodies, and of the anchor in the world
+        turn = quat_angle(*turned).square_()  # squared angles of the bodies, and of the anchor in the world
         velocities = torch.stack([self.followed.lin_vel, self.followed.ang_vel])
         off = torch.stack([frame.body_lin_vel, frame.body_ang_vel]).sub_(velocities)
         lin_vel, ang_vel = off.square_().sum(dim=3).mean(dim=2)
@@ -352,7 +352,7 @@ class TrackingTask(Legged[TrackingConfig]):
         }
 
     def _deepmimic(self, frame: Frame, now: Poses, target: Poses) -> dict[str, Float[Tensor, " envs"]]:
-        """Return the squared errors of `DeepMimicConfig`."""
+        """Return the squared error of each term of `DeepMimicConfig`."""
         body, root = self.body, self.root_index
         away, _, joints = self._away(frame, now, target)
         turn = quat_angle(frame.body_quat[:, root], now.quat[:, root]).square()
@@ -366,7 +366,7 @@ class TrackingTask(Legged[TrackingConfig]):
         }
 
     def _costs(self) -> dict[str, Float[Tensor, " envs"]]:
-        """Return the unweighted terms of `CostConfig`."""
+        """Return the unweighted costs of `CostConfig`."""
         change = (self.actions - self.last_actions).square().sum(dim=1)
         costs = {"action_rate": change, "joint_limits": self.beyond_limits()}
         if self.self_contact is not None:
@@ -412,7 +412,7 @@ class TrackingTask(Legged[TrackingConfig]):
         return Poses(pos, quat_multiply(turn.expand_as(frame.body_quat), frame.body_quat))
 
     def _axes(self, quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 6"]:
-        """Return the x and y axes of the frames with these orientations."""
+        """Return the x and y axes of frames with the given orientations."""
         return quat_rotate(quat[..., None, :], self.first_axes.expand(*quat.shape[:-1], 2, 3)).flatten(-2)
 
 

@@ -79,7 +79,7 @@ class Trifinger(Task[TrifingerConfig]):
 
     Action space: 9 numbers in [-1, 1], torque / 0.36 N m: upper, middle and lower joint of fingers 0 to 2.
 
-    Observation space: the group `policy`, with the bounds in brackets mapped to [-1, 1]:
+    Observation space: the `policy` group, with the bounds in brackets mapped to [-1, 1]:
     | num   | name      | observation                                       | unit |
     |-------|-----------|---------------------------------------------------|------|
     | 0-8   | joint_pos | joint positions (limits)                          | -    |
@@ -90,7 +90,7 @@ class Trifinger(Task[TrifingerConfig]):
     | 28-31 | goal_quat | orientation of the goal                           | -    |
     | 32-40 | actions   | last action                                       | -    |
 
-    And the group `critic`:
+    And the `critic` group:
     | num    | name         | observation                                              | unit             |
     |--------|--------------|----------------------------------------------------------|------------------|
     | 0-40   | state        | as `policy`, not mapped                                  | rad, rad/s, m, - |
@@ -100,12 +100,12 @@ class Trifinger(Task[TrifingerConfig]):
     | 86-94  | joint_effort | motor torques                                            | N m              |
     | 95-112 | tip_wrench   | contact force and torque on each fingertip, in its frame | N, N m           |
 
-    Reward terms: pose (the logistic kernel 1 / (e^(a d) + 2 + e^(-a d)) of the distances d between the cube's corners
-    and the goal's), finger reach (distance [m] by which the fingertips approached the cube, early in training only),
-    and a penalty on squared fingertip velocities. Start: fingers at rest in the reference pose, the cube anywhere on
-    the table. Goals: by `difficulty`, see `GOALS`. Termination: none, only the time limit. Log: `success`, share of
-    control steps with the cube at its goal, within `position_tolerance` (and `rotation_tolerance`, at the difficulty
-    with goal orientations).
+    Reward terms: pose (the logistic kernel 1 / (e^(a d) + 2 + e^(-a d)) of the distances d between corresponding
+    corners of cube and goal), finger reach (distance [m] by which the fingertips approached the cube, early in training
+    only), and a penalty on squared fingertip velocities. Start: fingers at rest in the reference pose, the cube
+    anywhere on the table. Goals: by `difficulty`, see `GOALS`. Termination: none, only the time limit. Log: `success`,
+    share of control steps with the cube at its goal, within `position_tolerance` (and `rotation_tolerance`, at the
+    difficulty with goal orientations).
 
     With a curriculum, three of four envs start with the cube near its goal; the distance (`spread`, share of the full
     distance) grows with these envs' share of control steps at the goal (`near_success`). Only the other envs count
@@ -146,7 +146,7 @@ class Trifinger(Task[TrifingerConfig]):
         pose_low, pose_high = torch.tensor([[-0.3, -0.3, 0.0] + [-1.0] * 4, [0.3] * 3 + [1.0] * 4])
         low = torch.cat([low, -speed, pose_low, pose_low, -action]).to(self.device)
         high = torch.cat([high, speed, pose_high, pose_high, action]).to(self.device)
-        self.middle, self.half_range = 0.5 * (low + high), 0.5 * (high - low)  # of the policy's observation
+        self.middle, self.half_range = 0.5 * (low + high), 0.5 * (high - low)  # range of the policy's observation
         corner = torch.tensor([-REST, REST])
         self.corners = torch.cartesian_prod(corner, corner, corner).to(self.device)
         self.up = torch.tensor([0.0, 0.0, 1.0], device=self.device).repeat(self.num_envs, 1)
@@ -235,7 +235,7 @@ class Trifinger(Task[TrifingerConfig]):
         return torch.arange(self.num_envs, device=self.device) % NORMAL > 0
 
     def _errors(self) -> tuple[Float[Tensor, " envs"], Float[Tensor, " envs"]]:
-        """Return distance [m] and angle [rad] between the cube and its goal."""
+        """Return the distance [m] and the angle [rad] between the cube and its goal."""
         position = torch.linalg.vector_norm(self.cube.root_pos - self.goal.root_pos, dim=1)
         return position, quat_angle(self.cube.root_quat, self.goal.root_quat)
 
@@ -248,13 +248,13 @@ class Trifinger(Task[TrifingerConfig]):
         return torch.linalg.vector_norm(tips - self.cube.root_pos[:, None], dim=2).sum(dim=1)
 
     def _corners_from_goal(self) -> Float[Tensor, "envs 8 3"]:
-        """Return the vectors from the goal's corners to the cube's [m]."""
+        """Return the vectors from the goal's corners to the corresponding corners of the cube [m]."""
         quat = torch.stack([self.cube.root_quat, self.goal.root_quat], dim=1)
         cube, goal = quat_rotate(quat[:, :, None], self.corners[None, None]).unbind(dim=1)
         return (self.cube.root_pos - self.goal.root_pos)[:, None] + cube - goal
 
 
 def _in_arena(u: Float[Tensor, "envs 3"], radius: float, low: float, high: float) -> Float[Tensor, "envs 3"]:
-    """Map uniform numbers in [0, 1) to points uniform over a disc and a range of heights [m]."""
+    """Map uniform numbers in [0, 1) to points [m] that are uniform over a disc and a range of heights."""
     distance, angle = radius * u[:, 0].sqrt(), 2.0 * math.pi * u[:, 1]
     return torch.stack([distance * angle.cos(), distance * angle.sin(), low + (high - low) * u[:, 2]], dim=1)

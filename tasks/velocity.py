@@ -78,7 +78,7 @@ class Stride(NamedTuple):
     moves: Tensor  # whether the command exceeds `MOVING`, bool
     height: Tensor  # height of each sole above the ground [m]
     speed: Tensor  # horizontal speed of each sole [m/s]; 0 unless `moves`
-    force: Tensor  # on each foot [N]
+    force: Tensor  # contact force on each foot [N]
     lands: Tensor  # feet that have just touched the ground, bool; False unless `moves`
 
 
@@ -98,9 +98,9 @@ class VelocityTask(Legged[VelocityConfig]):
     step; contact forces are on the feet, not on the ground; encoder biases are drawn per episode; the slope of rough
     ground is a least-squares fit; `heights` are noisy only with noise in `task.observations` (mjlab: +-0.02).
 
-    Reward terms, x weight x control step; terms of weight 0 are not computed. To add a term, a subclass sets `terms =
-    {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. c is 1 if the command
-    exceeds 0.05 m/s + rad/s, else 0:
+    Reward terms, multiplied by weight and control step; terms of weight 0 are not computed. To add a term, a subclass
+    sets `terms = {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. c is 1 if the
+    command exceeds 0.05 m/s + rad/s, else 0:
 
     - `lin_vel`, `ang_vel`: exp(-squared error / width) of the root's velocity (z included), and of its yaw rate (roll
       and pitch rate included);
@@ -112,14 +112,14 @@ class VelocityTask(Legged[VelocityConfig]):
     - `foot_clearance`: c x sum over feet of |height - swing_height| x horizontal speed; `swing_height`: c x sum over
       landing feet of (highest point of the swing / swing_height - 1) squared; `foot_slip`: c x sum over feet on the
       ground of the squared horizontal speed; `soft_landing`: c x sum of the forces on landing feet;
-    - `air_time`: c x number of feet in the air for 0.05 to 0.5 s; `trot`: c x the difference in their number between
-      the diagonals (2 in a trot, 0 in a bound); `torso_ang_vel`: squared roll and pitch rate of the torso, world frame;
-      `angular_momentum`: squared, of the whole robot; `self_contact`, `shank_contact`, `trunk_contact`: physics steps
-      with a force above 10 N between bodies of the robot, on shanks or on the trunk.
+    - `air_time`: c x number of feet in the air for 0.05 to 0.5 s; `trot`: c x the difference between the diagonals in
+      the number of such feet (2 in a trot, 0 in a bound); `torso_ang_vel`: squared roll and pitch rate of the torso,
+      world frame; `angular_momentum`: squared angular momentum of the robot; `self_contact`, `shank_contact`,
+      `trunk_contact`: physics steps with a force above 10 N between bodies of the robot, on shanks or on the trunk.
 
-    With `vision=depth` the policy gets the group `depth` from a depth camera on the torso: 24 x 32 pixels, depths from
+    With `vision=depth` the policy gets the `depth` group from a depth camera on the torso: 24 x 32 pixels, depths from
     0 (`near` of the robot's `Eye`) to 255 (`far`), every fifth control step, of the ground only. On rough ground
-    `depth` replaces the policy's `heights`; the group `teacher` then has the policy's noisy observation without vision.
+    `depth` replaces the policy's `heights`; the `teacher` group then has the policy's noisy observation without vision.
 
     On rough ground each env keeps one kind of patch. At the end of an episode it moves up a level if the robot is more
     than half a patch from the middle, down if it walked less than half of the commanded distance. Log: mean error of
@@ -138,7 +138,7 @@ class VelocityTask(Legged[VelocityConfig]):
 
     With `terrain=rough` both also have `heights`: 187 heights of the root above the ground / 5 m.
 
-    Reward terms, x the control step: see `VelocityTask`.
+    Reward terms, multiplied by the control step: see `VelocityTask`.
 
     Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
     of more than 70 degrees; on rough ground, for robots with `thighs`, a thigh in contact with the ground instead.
@@ -299,11 +299,11 @@ class VelocityTask(Legged[VelocityConfig]):
         self.starts = torch.tensor(starts, device=device).T.contiguous()  # x, y, z, yaw / 2, time to a push, bias
         self.pushes = RootPushes(cfg.push, body, num, self.dt, device)
         self.zeros = torch.zeros(num, 3, device=device)
-        self.air_time = torch.zeros(num, len(robot.feet), device=device)  # since each foot left the ground [s]
+        self.air_time = torch.zeros(num, len(robot.feet), device=device)  # time since each foot left the ground [s]
         self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # set by rewards()
         self.touched = torch.zeros_like(self.touches)  # `touches` one control step earlier
         self.peak = torch.zeros(num, len(robot.feet), device=device)  # highest point of each swing so far [m]
-        self.errors = torch.zeros(2, num, device=device)  # of the velocity [m/s] and the yaw rate [rad/s]
+        self.errors = torch.zeros(2, num, device=device)  # errors of velocity [m/s] and yaw rate [rad/s]
         self.fell = torch.zeros(num, dtype=torch.bool, device=device)
         self.origin = torch.zeros(num, 3, device=device)  # where the episode began, or the middle of its patch [m]
         self.walked = torch.zeros(num, device=device)  # distance from the origin [m]
@@ -496,5 +496,5 @@ def _stacked(sensors: list[Sensor]) -> Float[Tensor, "envs sensors size"]:
 
 
 def _hit(sensors: list[Sensor]) -> Bool[Tensor, " envs"]:
-    """Return the envs where any contact sensor reads more than `HIT`."""
+    """Return the mask of envs in which any contact sensor reads more than `HIT`."""
     return (torch.linalg.vector_norm(_stacked(sensors)[..., 1:], dim=-1) > HIT).any(dim=1)

@@ -18,7 +18,7 @@ from gpusim_rl.files import npz_file
 from gpusim_rl.files.budgets import CLIP_BYTES
 
 MAX_NAMES, MAX_LETTERS = 10_000, 256
-"""Maximum number and length of names: a file of 2 kB can hold millions of empty names."""
+"""Maximum number of names and maximum length of a name: a file of 2 kB can hold millions of empty names."""
 UNIT = 1e-3  # tolerance of a quaternion's norm
 LIKENESS, SCALE = 0.8, 1.1  # of velocities and position differences: minimum cosine similarity, maximum ratio of norms
 GIMBAL = 0.05  # lower bound on the cosine of a ball joint's second angle, which divides rates
@@ -238,7 +238,7 @@ def _mean(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def _compare(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """Return the ratio of the norms and the cosine similarity; both 1 if nothing moves."""
+    """Return the ratio of the norms and the cosine similarity of two arrays; both are 1 if nothing moves."""
     a, b = value.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
     squares = float(a @ a), float(b @ b)
     if max(squares) < STILL**2 * a.size:

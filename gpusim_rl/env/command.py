@@ -82,7 +82,7 @@ class Commands(Stateful):
 
     @property
     def limits(self) -> Float[Tensor, "2 commands"]:
-        """Lowest and highest value of each command."""
+        """Minimum and maximum of each command."""
         return torch.stack([self._low, self._low + self._span])
 
     def __getitem__(self, name: str) -> Float[Tensor, " envs"]:
@@ -175,7 +175,7 @@ class VelocityCommands(Commands):
 
     @property
     def limits(self) -> Float[Tensor, "2 commands"]:
-        """Lowest and highest value of each command in the current stage."""
+        """Minimum and maximum of each command in the current stage."""
         return self._limits[:, :3]
 
     def restored(self) -> None:
@@ -248,7 +248,7 @@ class CurriculumConfig:
     """Settings of a `Curriculum`."""
 
     start: Positive | None  # initial value; null = no curriculum
-    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # growing values are divided by it
+    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # divides values that grow
     threshold: Positive  # mean score at which the value moves
     window: Count  # control steps over which scores are averaged
 

@@ -40,7 +40,7 @@ class EncodedEnv(Environment):
     Args:
         env: Environment with images.
         make_encoder: Encoder factory; its argument is the shape of each image group.
-        frames: Number of frames whose features the policy gets.
+        frames: Number of frames whose features the policy observes.
 
     Attributes:
         features: Features of the newest frames, [num_envs, frames, features]; known after `reset`.

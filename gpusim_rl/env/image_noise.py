@@ -1,4 +1,4 @@
-"""Image noise: a random shift and brightness per env and control step.
+"""Image noise: a random shift and brightness for each env and control step.
 
 Policies act on and learn from the same noisy bytes, so that PPO's ratio is 1 before its first update.
 """

@@ -45,7 +45,7 @@ class NanGuard:
     def after_step(
         self, diverged: Bool[Tensor, " envs"], progress: Int[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]
     ) -> None:
-        """Record the step's outcome; `bad_input`: envs with a non-finite control."""
+        """Record the outcome of a step; `bad_input`: envs with a non-finite control or force."""
         self._keep(diverged, self._diverged)
         self._keep(progress, self._progress)
         self._keep(bad_input, self._bad_input)
@@ -53,7 +53,7 @@ class NanGuard:
         torch.any(self._diverged_ever, dim=0, out=self._found)
 
     def forget(self) -> None:
-        """Forget all divergences."""
+        """Clear all recorded divergences."""
         self._diverged_ever.zero_()
         self._found.zero_()
 

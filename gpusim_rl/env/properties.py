@@ -171,7 +171,7 @@ def _stiffness(actor: ActorProperties, elements: Sequence[str] | None) -> list[Q
 
 
 def _damping(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Return the damping [N m s/rad or N s/m]: kv of servos that have it, else the joint's damping."""
+    """Return the damping [N m s/rad or N s/m]: kv of servos with damping, else the joint's damping."""
     model, drives = actor.model, actor.drives(elements)
     positions = [drive for drive in drives if _servo_column(model, drive.index) == 1]
     damped = [drive for drive in positions if model.actuator_biasprm[drive.index, 2] != 0.0]
@@ -240,7 +240,7 @@ def _with_stall(actor: ActorProperties, limited: list[Drive], effort: Quantity) 
 
 
 def _delay(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Return the delay of actuators [s], from 0 to their `max_delay`."""
+    """Return the delays of delayed actuators [s], each from 0 to its `max_delay`."""
     late = [drive.name for drive in actor.drives(elements) if actor.model.actuator_history[drive.index, 0]]
     if not late:
         raise TaskError(f"{actor.name!r} has no delayed actuators", hint="Try scene.add_actuators(..., max_delay=...)")

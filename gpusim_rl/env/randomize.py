@@ -74,7 +74,7 @@ class _ActionQueue(Stateful):
 
 
 class _Group:
-    """Properties that are drawn at the same times."""
+    """Group of properties that are drawn at the same times."""
 
     def __init__(self, properties: Sequence[tuple[Property, Quantity]], device: torch.device) -> None:
         self._properties = properties

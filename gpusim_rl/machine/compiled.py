@@ -48,7 +48,7 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function."""
-        compiled = self._compiled  # another thread may reset it
+        compiled = self._compiled  # another thread may reset the attribute
         if compiled is not None:
             try:
                 with self._once:

@@ -57,7 +57,7 @@ def check_address_space() -> None:
 
 
 def limit_openmp_spin() -> None:
-    """Limit how long idle OpenMP threads spin, taking CPU time from the physics. Call it before importing torch."""
+    """Limit the spinning of idle OpenMP threads, which takes CPU time from the physics. Call before importing torch."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 

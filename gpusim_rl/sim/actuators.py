@@ -170,7 +170,7 @@ def delayed_controls(model: mujoco.MjModel) -> tuple[list[int], list[int]]:
 
 
 def control_names(model: mujoco.MjModel) -> list[tuple[str, int]]:
-    """Return name and actuator id of each control; an actuator with several controls has `name/0`, `name/1`, ..."""
+    """Return the name and actuator id of each control; an actuator's several controls are `name/0`, `name/1`, ..."""
     names = []
     for i, number in enumerate(model.actuator_ctrlnum.tolist()):
         name = model.actuator(i).name

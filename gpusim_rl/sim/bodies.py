@@ -197,7 +197,7 @@ class Contacts:
 
 
 class Sites:
-    """Sites of an articulation, each with a fixed position [m] and orientation (wxyz) in its body's frame."""
+    """Sites of an articulation, each at a fixed position [m] and orientation (wxyz) in its body's frame."""
 
     def __init__(self, bodies: Bodies, pos: Float[Tensor, "sites 3"], quat: Float[Tensor, "sites 4"]) -> None:
         self._bodies, self._pos, self._quat = bodies, pos, quat

@@ -72,7 +72,7 @@ class _Group:
 
 
 class CameraRenderer:
-    """Renderer with a separate model and data that track the simulator's positions.
+    """Renderer with its own MuJoCo Warp model and data, which track the simulator's positions.
 
     One thread updates the kinematics (1 % of the time); then each thread renders its share of the worlds. The first
     `draw` allocates memory and compiles kernels, outside of graph captures.

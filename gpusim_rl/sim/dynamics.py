@@ -59,7 +59,7 @@ class Dynamics:
     def _velocities(
         self, points: Float[Tensor, "envs bodies 3"], carried: Float[Tensor, "bodies joints"]
     ) -> tuple[Float[Tensor, "envs bodies joints 3"], Float[Tensor, "envs bodies joints 3"]]:
-        """Return each body's linear velocity at its point and angular velocity, per unit velocity of each joint."""
+        """Return each body's linear velocity at its point and its angular velocity, per unit velocity of each joint."""
         anchor, axis = (self._derived(field)[:, None, self._joints] for field in ("xanchor", "xaxis"))
         hinge, slide = carried * self._is_hinge, carried * (1.0 - self._is_hinge)
         angular = hinge[..., None] * axis

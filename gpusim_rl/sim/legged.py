@@ -279,7 +279,7 @@ class _Reader:
         data.qpos[address] = np.clip(np.round(level(*best), 2), *ranges.T)
 
     def motors(self, height: float, feet: list[list[int]]) -> dict[str, tuple[float, float]]:
-        """Return armature [kg m^2] and maximum torque [N m] of each joint; add notes on guessed values."""
+        """Return the armature [kg m^2] and maximum torque [N m] of each joint; add notes on guessed values."""
         model, data, motors = self.model, self.data, {}
         legs, loads = [self.above(self.body_of[shapes[0]]) for shapes in feet], self.loads(feet)
         heaviest: dict[float, float] = {}  # maximum load [N m] of the joints with the same maximum torque
@@ -310,7 +310,7 @@ class _Reader:
         return {self.name("joint", j): tuple(float(f"{x:.4g}") for x in motor) for j, motor in motors.items()}  # type: ignore[misc]
 
     def loads(self, feet: list[list[int]]) -> dict[int, float]:
-        """Return the joint torques [N m] that hold the pose with the weight shared equally among the feet."""
+        """Return the absolute joint torques [N m] that hold the pose with the weight shared equally among the feet."""
         model, data = self.model, self.data
         mujoco.mj_forward(model, data)
         torque, jacobian = data.qfrc_bias.copy(), np.zeros((3, model.nv))

@@ -1,6 +1,6 @@
 """Robots of MuJoCo Menagerie by name: `Scene.add("go1", "menagerie:unitree_go1")`.
 
-The package `mujoco-menagerie` (extra `robots`) downloads a model on first use.
+The `mujoco-menagerie` package (extra `robots`) downloads a model on first use.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def unsupported(problem: str) -> ConfigError:
 
 
 def lacks_option(name: str, value: object) -> ConfigError:
-    """Return the error for an option that Newton ignores."""
+    """Return a ConfigError for an option that Newton ignores."""
     hint = f"Try another scene.option.{name}, or sim=mujoco"
     return ConfigError(f"sim=newton does not support the option {name} = {value}", hint=hint)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 def quat_rotate(
     quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"], sense: Float[Tensor, "*#batch 1"] | None = None
 ) -> Float[Tensor, "*#batch 3"]:
-    """Rotate vectors by unit quaternions q = (w, u), or by their inverse where `sense` is -1 instead of 1.
+    """Rotate vectors by unit quaternions q = (w, u), or by their inverses where `sense` is -1 instead of 1.
 
     v' = v + 2 u x (u x v + w v). Inputs broadcast if they have the same number of dimensions.
     """

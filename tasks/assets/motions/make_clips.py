@@ -34,7 +34,7 @@ DIGITS = 5  # decimals of all numbers; more would double the file size
 ROBOT = "robot"
 LEGS = ("FR", "FL", "RR", "RL")
 CYCLE, STANCE, CYCLES = 20, 11, 10  # trot: frames per cycle and per stance, cycles in the clip
-SPEED, LIFT = 0.6, 0.07  # of the trot [m/s], swing height of a foot [m]
+SPEED, LIFT = 0.6, 0.07  # speed of the trot [m/s], swing height of a foot [m]
 CROUCHED = {"*_hip_pitch_joint": -0.312, "*_knee_joint": 0.669, "*_ankle_pitch_joint": -0.363}  # G1's joints [rad]
 STAND = {**CROUCHED, "left_shoulder_roll_joint": 0.25, "right_shoulder_roll_joint": -0.25}
 UPRIGHT = np.array([1.0, 0.0, 0.0, 0.0])
@@ -144,7 +144,7 @@ def posture(model: mujoco.MjModel, angles: Mapping[str, float]) -> np.ndarray:
 
 
 def clip_of(scene: Scene, frames: Frames) -> Clip:
-    """Return a clip without the first and last frame, which are only needed for velocities."""
+    """Return the clip of the frames, without the first and last frame, which are needed only for velocities."""
     model = scene.model
     qpos = np.stack(list(solve(model, frames)))
     qvel = np.zeros((len(qpos) - 2, model.nv))
@@ -157,7 +157,7 @@ def clip_of(scene: Scene, frames: Frames) -> Clip:
 
 
 def solve(model: mujoco.MjModel, frames: Frames) -> Iterator[np.ndarray]:
-    """Yield the positions of each frame, [nq], by Gauss-Newton steps within the joint limits."""
+    """Solve the inverse kinematics of each frame by Gauss-Newton steps within the joint limits; yield its qpos [nq]."""
     import mink
 
     limits, rest = [mink.ConfigurationLimit(model)], mink.PostureTask(model, cost=1e-3)
