@@ -44,7 +44,7 @@ def make_replay(
     if on_host and env.images and (needed := _prefetched_bytes(cfg, memory)) > (free := _free_bytes(device)):
         smaller = max(1, int(0.5 * cfg.batch_size * free / needed))
         raise ConfigError(
-            f"prefetched images take {needed / 1e9:.3g} GB on {device}, but only {free / 1e9:.3g} GB are free",
+            f"prefetched images need {needed / 1e9:.3g} GB on {device}, but only {free / 1e9:.3g} GB is free",
             key=f"{section}.replay.device=cpu",
             hint=f"Try {section}.batch_size={smaller}, or a smaller {section}.horizon",
         )
@@ -60,10 +60,10 @@ def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, section: str, steps: int
     if cfg.replay.compress:
         needed = -(-needed // BLOCK) * BLOCK
         if cfg.replay.device is None or not env.images:
-            fix = "device=cpu" if env.images else "compress=false"
-            raise ConfigError("needs images on the host", key=f"{key}.compress", got=True, hint=f"Try {key}.{fix}")
+            hint = f"Try {key}.{'device=cpu' if env.images else 'compress=false'}"
+            raise ConfigError("only images in host memory can be compressed", key=f"{key}.compress=true", hint=hint)
     if steps < needed:
-        problem = f"room for only {steps} control steps of num_envs={envs}, but {needed} are needed"
+        problem = f"holds only {steps} control steps with num_envs={envs}, but {needed} are needed"
         hint = f"Try {key}.capacity={needed * envs}"
         raise ConfigError(problem, key=f"{key}.capacity", got=cfg.replay.capacity, hint=hint)
     if cfg.learning_starts > steps * envs:
@@ -72,9 +72,9 @@ def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, section: str, steps: int
         raise ConfigError(problem, key=f"{section}.learning_starts", got=cfg.learning_starts, hint=hint)
     problem = ""
     if alpha > 0.0 and cfg.replay.device is not None:
-        problem = f"priorities change in every update, but {key}.device=cpu prefetches samples"
+        problem = f"prioritized replay is not supported with {key}.device=cpu, which prefetches samples"
     elif alpha > 0.0 and device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
-        problem = "torch_deterministic=true, but CUDA has no deterministic cumulative sum"
+        problem = "not supported with torch_deterministic=true: CUDA has no deterministic cumulative sum"
     if problem:
         raise ConfigError(problem, key=f"{key}.alpha", got=alpha, hint=f"Try {key}.alpha=0")
 
@@ -93,7 +93,7 @@ def _check_room(cfg: ReplayConfig, key: str, size: int, device: torch.device) ->
             hint += f" or {key}.device=cpu"
         elif place.type == "cpu" and cfg.save:
             hint += f" or {key}.save=false"
-        problem = f"{needed / 1e9:.3g} GB needed on {place}, {free / 1e9:.3g} GB free"
+        problem = f"the replay needs {needed / 1e9:.3g} GB on {place}, but only {free / 1e9:.3g} GB is free"
         raise ConfigError(problem, key=f"{key}.capacity", got=cfg.capacity, hint=hint)
 
 
@@ -119,11 +119,11 @@ def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: 
         kept = "not in checkpoints: a resumed run refills it before learning"
     samples = memory.num_envs * cfg.horizon
     first, last = -(-cfg.learning_starts // samples), max_steps // cfg.horizon
-    start = f"random actions until {cfg.learning_starts:,} transitions, in iteration {first}"
+    start = f"random actions for the first {cfg.learning_starts:,} transitions, until iteration {first}"
     if first + on_host > last:  # prefetching lags by one rollout
         fewest = max(cfg.batch_size, samples * last // 10)
         advice = f"{section}.learning_starts={fewest}"
         if -(-fewest // samples) + on_host > last:  # not even one batch is stored
             advice = f"max_iterations={10 * first}"
-        start += f" of {last}: nothing is learned. Try {advice}"
+        start += f" of {last}: nothing will be learned. Try {advice}"
     return f"replay of {size}, {kept}; {start}"

@@ -53,7 +53,7 @@ class Demonstrations:
     def __post_init__(self) -> None:
         steps = len(self.reward)
         if not (steps and self.ends[-1]):
-            raise ConfigError(f"the last of {steps} control steps does not end an episode")
+            raise ConfigError("the last episode is incomplete" if steps else "no control steps")
         if not 0.0 < self.dt < math.inf:
             raise ConfigError(key="dt", expected="a positive control step [s]", got=self.dt)
         arrays: dict[str, tuple[Any, tuple[int, ...]]] = {name: (getattr(self, name), (steps,)) for name in FLAGS}
@@ -63,7 +63,7 @@ class Demonstrations:
             arrays[f"final_obs/{group}"] = self.final_obs.get(group), (self.episodes, len(names))
         for name, (array, shape) in arrays.items():
             if not isinstance(array, np.ndarray):
-                raise ConfigError("no such array", key=name)
+                raise ConfigError("missing array", key=name)
             if array.shape != shape:
                 raise ConfigError(key=name, expected=f"shape {shape}", got=array.shape)
             if array.dtype.kind not in ("b" if name in FLAGS else "fi"):
@@ -74,7 +74,7 @@ class Demonstrations:
                 names = self.action_names if name == "action" else self.obs_names.get(name.partition("/")[2], ())
                 where = f"{'episode' if name.startswith('final_obs') else 'control step'} {row}"
                 where += f", {names[column[0]]}" if column else ""
-                raise ConfigError(f"not finite in {where}", key=name)
+                raise ConfigError(f"NaN or infinite in {where}", key=name)
 
     @property
     def ends(self) -> Array:
@@ -92,7 +92,7 @@ def save(path: Path, shown: Demonstrations) -> None:
     entries = _by_entry(shown)
     size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
     if size > DEMONSTRATIONS_BYTES:
-        problem = f"{size / 1e9:.1f} GB exceed the limit of {DEMONSTRATIONS_BYTES / 1e9:.1f} GB"
+        problem = f"the file would exceed {DEMONSTRATIONS_BYTES / 1e9:.1f} GB ({size / 1e9:.1f} GB)"
         raise ConfigError(problem, hint="Try fewer episodes")
     npz_file.save(path, entries)
 
@@ -103,7 +103,7 @@ def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
     same = [name for name in two if name in ("task", "dt") or name.startswith(("obs_names/", "action_names"))]
     differ = one.keys() ^ two.keys() or [name for name in same if not np.array_equal(one[name], two[name])]
     if differ:
-        raise ConfigError(f"{', '.join(sorted(differ))} differ between old and new episodes")
+        raise ConfigError(f"old and new episodes differ in {', '.join(sorted(differ))}")
     rows = [name for name, value in two.items() if isinstance(value, np.ndarray) and name not in same]
     both = {name: np.concatenate([one[name], two[name]]) for name in rows}
     return Demonstrations(**_by_field({**two, **both, "executed": first.executed and then.executed}))
@@ -133,14 +133,14 @@ def read(path: Path) -> tuple[Demonstrations, str]:
     """Return a file's demonstrations and digest; raise ConfigError if the file is missing, invalid or inconsistent."""
     arrays, digest = npz_file.load(path, DEMONSTRATIONS_BYTES)
     if any(name.endswith("/data.pkl") for name in arrays):
-        raise ConfigError("this is a checkpoint, or demonstrations from an older version", key=str(path), hint=RECORD)
+        raise ConfigError("not a demonstration file, or one from an older version", key=str(path), hint=RECORD)
     values = _by_field(arrays)
     values.setdefault("executed", np.array(True))  # missing in older files
     try:
         kinds = {"task": str, "commit": str, "dt": float, "episode_length": int, "num_envs": int, "executed": bool}
         values |= {name: kind(values[name].item()) for name, kind in kinds.items()}
         if any(values[flag].dtype != bool for flag in FLAGS) or len({len(values[flag]) for flag in FLAGS}) > 1:
-            raise ConfigError(key=", ".join(FLAGS), expected="flags of equal length")
+            raise ConfigError(key=", ".join(FLAGS), expected="bool arrays of equal length")
         return Demonstrations(**{field.name: values[field.name] for field in fields(Demonstrations)}), digest
     except ConfigError as error:
         raise error.within(str(path)) from None
@@ -160,7 +160,7 @@ def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collectio
 
     def require(what: str, expected: object, got: object, hint: str = "") -> None:
         if got != expected:
-            raise ConfigError(f"different {what}", key=file, expected=f"{expected}", got=got, hint=hint)
+            raise ConfigError(f"mismatched {what}", key=file, expected=f"{expected}", got=got, hint=hint)
 
     if env.task:
         require("task", env.task, shown.task)
@@ -175,7 +175,7 @@ def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collectio
     got, expected = (f"{n} {'discrete' if d else 'continuous'}" for n, d in zip(sizes, discrete, strict=True))
     require("actions", expected, got)
     if isinstance(space, MultiDiscrete) and ((shown.action < 0) | (shown.action >= np.array(space.counts))).any():
-        raise ConfigError("an action is out of range", key=file, expected=f"less than {list(space.counts)}")
+        raise ConfigError("an action index is out of range", key=file, expected=f"0 <= index < {list(space.counts)}")
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
@@ -190,10 +190,10 @@ def make_replay(
 ) -> Replay:
     """Build a `Replay` of one env from all episodes; raise ConfigError if they are too short or relabelled."""
     if not shown.executed:
-        raise ConfigError("recorded with --actor: the rewards are not of these actions", hint="Try algo=bc")
+        raise ConfigError("recorded with --actor: the rewards do not match the actions", hint="Try algo=bc")
     steps = len(shown.reward)
     if steps <= n_step:
-        raise ConfigError(f"n_step={n_step} needs more than {steps} control steps")
+        raise ConfigError(f"too few control steps for n_step={n_step}", expected=f"at least {n_step + 1}", got=steps)
     cut = np.flatnonzero(shown.truncated & ~(shown.terminated | shown.diverged))
     apart = int(np.diff(cut).min()) if len(cut) > 1 else steps  # so at most one final observation per `apart` steps
     spec = EnvSpec(1, env.obs_sizes, env.action_space, apart)

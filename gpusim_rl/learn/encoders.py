@@ -94,7 +94,7 @@ class ImageEncoder(nn.Sequential):
             with torch.no_grad():
                 out = layers(torch.zeros(1, channels, height, width)).shape
             if size is None and out[2:].numel() == 1:
-                raise RuntimeError("a softmax over one place")
+                raise RuntimeError("a softmax over one pixel")
         except RuntimeError:
             hint = f"Try {'' if cfg.kind == 'spatial' else 'encoder.kind=spatial, or '}larger images"
             problem = f"images of {height} x {width} are too small"
@@ -154,10 +154,10 @@ def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any]) 
         inner = error.__traceback__.tb_next if error.__traceback__ is not None else None
         reason = describe(error.with_traceback(inner))  # without this file's frame
         (name, value), call = next(iter(arguments.items())), f"{kind.__name__}({', '.join(arguments)})"
-        problem = f"{call} failed: {reason}. {name} is {value}, cfg holds the settings of {key}"
+        problem = f"{call} failed: {reason}. Called with {name}={value} and the `{key}` settings as cfg"
         raise ConfigError(problem, key=where) from error
     if not isinstance(getattr(module, "out_size", None), int):
-        raise ConfigError("no int attribute out_size, the number of features", key=where)
+        raise ConfigError("missing attribute out_size, the number of output features (int)", key=where)
     return module
 
 

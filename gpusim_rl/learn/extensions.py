@@ -80,5 +80,5 @@ def make_extension(key: str, settings: Mapping[str, Any], env: EnvSpec, device: 
     try:
         inspect.signature(cls).bind(env, device=device, **rest)
     except TypeError as error:
-        raise ConfigError(f"{error}", key=key, hint=f"Settings are the arguments of {cls.__name__}.__init__") from None
+        raise ConfigError(f"{error}", key=key, hint=f"Settings are passed to {cls.__name__}.__init__") from None
     return cls(env, device=device, **rest)  # type: ignore[call-arg]

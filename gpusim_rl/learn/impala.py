@@ -142,7 +142,7 @@ class Impala(OnPolicy):
             return
         pairs = list(zip(self._ring, state["ring"], strict=True))
         if any(ring.shape[1:] != saved.shape[1:] for ring, saved in pairs):
-            warn("sequence lengths changed, dropping earlier rollouts")
+            warn("sequence lengths changed; dropping earlier rollouts")
             return
         self._versions.copy_(state["versions"])
         filled = self._versions > -torch.inf

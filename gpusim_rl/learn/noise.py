@@ -35,10 +35,10 @@ class ActionNoise:
         self._lasts, self._held = any(steps > 1.0 for steps in cfg.steps), cfg.kind == "held"
         if self._lasts and not isinstance(space, Box):
             hint = f"Try {key}.steps=[1]"
-            raise ConfigError("supported only for continuous actions", key=f"{key}.steps", got=cfg.steps, hint=hint)
+            raise ConfigError("values above 1 require continuous actions", key=f"{key}.steps", got=cfg.steps, hint=hint)
         if len(cfg.steps) not in (1, space.size):
             expected = "1 number" if space.size == 1 else f"1 or {space.size} numbers"
-            hint = f"Try {key}.steps=[{cfg.steps[0]:g}], one for all actions"
+            hint = f"Try {key}.steps=[{cfg.steps[0]:g}], which applies to all actions"
             raise ConfigError(key=f"{key}.steps", expected=expected, got=cfg.steps, hint=hint)
         self._actions = space.size
         more = space.size if self._lasts and self._held else 0  # numbers that choose between new and held noise

@@ -128,7 +128,7 @@ class OffPolicy(Algorithm):
             return None
         key = f"{self.section}.demonstrations.file"
         if env.images:
-            raise ConfigError("demonstrations have no images, but the envs do", key=key, hint=f"Try {key}=null")
+            raise ConfigError("image observations are not supported", key=key, hint=f"Try {key}=null")
         cfg, memory = self.cfg, {"n_step": self.cfg.n_step, "gamma": self.cfg.gamma, "device": self.device}
         try:
             shown, self._digest = demonstrations.load(file, env, self.policy.groups)
@@ -443,9 +443,9 @@ class OffPolicy(Algorithm):
             if self.priorities is not None:
                 self.priorities.load_state_dict(state["priorities"])
         elif state["replay"] is not None:  # the time limit determines the rows of final observations
-            warn(f"the time limit changed from {before} to {now} control steps: the replay memory is refilled")
+            warn(f"the time limit changed from {before} to {now} control steps; refilling the replay memory")
         if state["demonstrations"] != self._digest:
-            warn("the demonstrations differ from the checkpoint's")
+            warn("the demonstrations differ from those used before the resume")
         if state["episodes"] is None:
             self.begin_episodes()
         else:

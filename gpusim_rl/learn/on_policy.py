@@ -82,7 +82,7 @@ class OnPolicy(Algorithm):
         self.weigh(self.loss_weights())
         self._loss = self.chunk_loss
         if context.compile:
-            self._loss = Compiled(self.chunk_loss, f"the loss of {type(self).__name__}", one_shape=False)
+            self._loss = Compiled(self.chunk_loss, f"the {type(self).__name__} loss", one_shape=False)
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:

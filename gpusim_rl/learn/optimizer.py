@@ -102,7 +102,7 @@ class MaskedAdamW(torch.optim.AdamW):
         pairs = zip(saved, self.parameters, strict=False)
         same = all(not moments or moments["exp_avg"].shape == parameter.shape for moments, parameter in pairs)
         if len(saved) != len(self.parameters) or not same:
-            warn("trainable parameters changed, resetting the optimiser")
+            warn("the trainable parameters changed; resetting the optimiser")
             return
         for parameter, moments in zip(self.parameters, saved, strict=True):
             state = self.state[parameter]

@@ -52,7 +52,7 @@ class CompressedFrames:
 
     def __init__(self, num_steps: int, rows: int, num_envs: int, shape: Sequence[int]) -> None:
         assert num_steps % BLOCK == 0
-        self._lz4 = import_extra("lz4.block", "encoders", "a replay memory of compressed frames")
+        self._lz4 = import_extra("lz4.block", "encoders", "replay.compress=true")
         self._num_envs, self._first_row, self._shape = num_envs, num_steps * num_envs, tuple(shape)
         self.final = torch.zeros(rows, num_envs, *shape, dtype=torch.uint8)
         self._blocks = [b""] * (self._first_row // BLOCK)  # index: block * N + env

@@ -104,7 +104,7 @@ def _resnet18() -> tuple[ImageNet, int]:
     file = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     if not file.is_file():
         command = "python -c 'import torchvision; torchvision.models.resnet18(weights=\"IMAGENET1K_V1\")'"
-        raise _error("resnet18", f"no weights in {file}", f"Try {command}, which downloads 45 MB")
+        raise _error("resnet18", f"weights not found: no {file}", f"Try {command}, which downloads 45 MB")
     network = models.resnet18()
     network.load_state_dict(torch.load(file, weights_only=True))
     network.fc = nn.Identity()
@@ -127,7 +127,7 @@ def load_frozen(name: str, images: Mapping[str, ImageShape], device: torch.devic
     if name in IMAGENET_ENCODERS:
         for group, shape in images.items():
             if shape[2] not in (1, 3):
-                raise _error(name, f"needs images with 1 or 3 channels, but {group!r} has {shape[2]}")
+                raise _error(name, f"supports only 1 or 3 image channels, but group {group!r} has {shape[2]}")
         network, size = _LOAD[name]()
         return Pretrained(dict.fromkeys(images, network), size, SIDE, name, name).to(device)
     saved, digest = _read(name)
@@ -156,7 +156,7 @@ def init_from_pretrained(policy: Policy, name: str, section: str) -> None:
         for group, network in encoder.networks.items():
             if not isinstance(network, ImageEncoder) or network.kind != saved["kind"]:
                 own = getattr(network, "kind", type(network).__name__)
-                problem = f"encoder of kind {saved['kind']}, but the policy's is of kind {own}"
+                problem = f"the file's encoder kind is {saved['kind']}, but the policy's encoder kind is {own}"
                 advice = shlex.quote(f"{section}.network.encoder.kind={saved['kind']}")
                 raise _error(name, problem, f"Try {advice}")
             height, width, channels = network.shape
@@ -190,7 +190,7 @@ def _read(name: str) -> tuple[dict[str, Any], str]:
     except ConfigError as error:
         raise _error(name, f"damaged, or not a file from {TOOL}") from error
     if not all(isinstance(saved.get(key), kind) for key, kind in CONTENT.items()):
-        raise _error(name, "not an encoder", f"Expected a file from {TOOL}")
+        raise _error(name, "not an encoder file", f"Expected a file from {TOOL}")
     return saved, digest
 
 
@@ -198,10 +198,10 @@ def _entry(saved: Mapping[str, Any], name: str, group: str, shape: ImageShape) -
     entry = saved["groups"].get(group)
     if not isinstance(entry, dict) or not all(isinstance(entry.get(part), dict) for part in ("encoder", "mean")):
         known = ", ".join(map(str, saved["groups"])) or "none"
-        raise _error(name, f"no encoder for {group!r}, only for {known}", f"Try {TOOL} for this task")
+        raise _error(name, f"contains no encoder for group {group!r}, only for {known}", f"Try {TOOL} for this task")
     if entry.get("shape") != list(shape):
-        problem = f"encoder for images {entry.get('shape')} (height, width, channels), but {group!r} has {list(shape)}"
-        raise _error(name, problem, f"Try {TOOL} with this task's settings")
+        size = f"{entry.get('shape')} (height, width, channels), but group {group!r} has {list(shape)}"
+        raise _error(name, f"the encoder's image shape is {size}", f"Try {TOOL} with this task's settings")
     return entry
 
 
@@ -209,7 +209,7 @@ def _fill(module: nn.Module, weights: Mapping[str, Any], name: str) -> None:
     try:
         module.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError):
-        raise _error(name, "the weights do not match the networks", f"Try {TOOL} again") from None
+        raise _error(name, "the weights do not match the encoder's layers", f"Try running {TOOL} again") from None
 
 
 def _error(name: str, problem: str, hint: str = "") -> ConfigError:

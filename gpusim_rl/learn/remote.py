@@ -107,7 +107,7 @@ class RemoteOffPolicy(Remote):
     def __init__(self, algorithm: OffPolicy) -> None:
         super().__init__(algorithm)
         if algorithm.policy.encoder is not None:
-            problem, hint = "actors cannot send images", "Try actors=none, or algo=impala"
+            problem, hint = "image observations are not supported with actors", "Try actors=none, or algo=impala"
             raise ConfigError(problem, key=f"algo={algorithm.section}", hint=hint)
         self._rollout = algorithm.memory
 

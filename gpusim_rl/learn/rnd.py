@@ -98,7 +98,7 @@ class RandomDistillation(Extension):
         """Return the banner line: group, weight and schedule."""
         cfg = self._cfg
         course = "" if cfg.schedule == "constant" else f", {cfg.schedule} to {cfg.final_weight:g} at step {cfg.end}"
-        return {"rnd": f"new states of {self.group}, weight {cfg.weight:g}/s{course}"}
+        return {"rnd": f"novelty of {self.group} observations, weight {cfg.weight:g}/s{course}"}
 
     def state_dict(self) -> dict[str, Any]:
         """Return networks, optimiser, statistics and counters."""
@@ -110,7 +110,7 @@ class RandomDistillation(Extension):
         """Restore `state_dict`; if network sizes changed, start from scratch."""
         before, now = ({k: x.shape for k, x in net.items()} for net in (state["target"], self.target.state_dict()))
         if before != now:
-            warn("rnd: network sizes changed, starting from scratch")
+            warn("rnd: network sizes changed; starting from scratch")
             return
         for name in ("target", "predictor", "seen", "sums"):
             getattr(self, name).load_state_dict(state[name])

@@ -171,7 +171,7 @@ class Style(Extension):
         self._valid = torch.zeros(samples, dtype=torch.bool, device=device)
         self._loss = self._discriminator_loss
         if context.compile:
-            self._loss = Compiled(self._discriminator_loss, "the loss of the discriminator")
+            self._loss = Compiled(self._discriminator_loss, "the discriminator loss")
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
         """Store step t, with the agent's features before any reset."""
@@ -278,4 +278,4 @@ def _check_groups(sizes: Mapping[str, int], groups: tuple[str, ...], name: str) 
             raise ConfigError(problem, key=f"algo={name}", hint=hint)
     if len({sizes[group] for group in groups}) > 1:
         got = {group: sizes[group] for group in groups}
-        raise ConfigError(key=f"algo={name}", expected="groups of equal size", got=got)
+        raise ConfigError(key=f"algo={name}", expected="observation groups of equal size", got=got)

@@ -53,9 +53,8 @@ class BC(OnPolicy):
 
     def __init__(self, cfg: BCConfig, env: EnvSpec, context: LearnerContext = DEFAULT_CONTEXT, **rest: Any) -> None:
         if env.images:
-            raise ConfigError(
-                "learns from demonstrations, which have no images", key="algo=bc", hint="Try algo=distill"
-            )
+            problem = "image observations are not supported: demonstrations contain no images"
+            raise ConfigError(problem, key="algo=bc", hint="Try algo=distill")
         super().__init__(cfg, _seen(env), context, **rest)
         self.seen, self.held_out, self._digest = self._load(env)
         self.steps.chunks = Chunks(self.device, chunk_samples(cfg.batch_size), compiled=context.compile)
@@ -72,7 +71,7 @@ class BC(OnPolicy):
         """Split the demonstrations and set the observation statistics; return training part, held-out part, digest."""
         key, file = f"{self._section}.demonstrations.file", self.cfg.demonstrations.file
         if file is None:
-            hint = f"Try {key}=<file.npz> from gpusim-rl collect"
+            hint = f"Try {key}=<file.npz>, with a file recorded by gpusim-rl collect"
             raise ConfigError("no demonstrations given (also required on resume)", key=key, hint=hint)
         try:
             shown, digest = demonstrations.load(file, env, ["policy"])
@@ -83,7 +82,7 @@ class BC(OnPolicy):
         held = (np.diff(whole) > 0)[episode]
         steps, held_steps = (np.flatnonzero(where & ~shown.diverged) for where in (~held, held))
         if not len(steps):
-            problem = "every control step outside the held-out episodes diverged"
+            problem = "nothing to train on: every control step outside the held-out episodes diverged"
             raise ConfigError(problem, key=f"{key}={file}", hint="Try more episodes")
         held_steps = held_steps[:: -(-len(held_steps) // MOST_HELD_OUT) or 1]
         seen = self._part(shown, steps)
@@ -128,7 +127,7 @@ class BC(OnPolicy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if state["demonstrations"] != self._digest:
-            warn("the demonstrations differ from the checkpoint's")
+            warn("the demonstrations differ from those used before the resume")
 
 
 class Distill(OnPolicy):

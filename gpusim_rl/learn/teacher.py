@@ -32,11 +32,11 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
     trained = context.load_policy(name)
     theirs, ours = trained.obs_sizes["policy"], env.obs_sizes.get(group)
     if ours is None:
-        problem, hint = "the policy observes numbers, but these envs have only images", f"Try adding a group {group!r}"
+        problem, hint = "needs numeric observations, but these envs have only images", f"Try adding a group {group!r}"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     if theirs != ours:
-        problem = f"the policy observes {theirs} numbers, but group {group!r} of this task has {ours}"
-        hint = "Try that run's task, with task.observations from its config.yaml; teacher-only terms need used=false"
+        problem = f"the policy's observation size is {theirs}, but group {group!r} of this task has size {ours}"
+        hint = "Try that run's task, and its `task.observations` (config.yaml) with used=false for teacher-only terms"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     return trained
 
@@ -56,7 +56,7 @@ class Labels:
             hint = f"Try {key}=<run folder or .pt file>"
             raise ConfigError("no teacher given (also required on resume)", key=key, hint=hint)
         if not isinstance(env.action_space, Box):
-            problem = "the task's actions are discrete, but only continuous actions can be imitated"
+            problem = "discrete actions are not supported: only continuous actions can be imitated"
             raise ConfigError(problem, key=f"{key}={name}")
         student_group = "policy" if env.obs_sizes["policy"] else "critic"  # `policy` may be images alone
         self.group = GROUP if GROUP in env.obs_sizes else student_group
@@ -149,6 +149,6 @@ def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerCont
     values = [(path, *(attrgetter(path)(run) for run in (theirs, settings))) for path in (*paths, "normalize_obs")]
     fixes = [f"{context.section}.{path}={text_of(value)}" for path, value, current in values if value != current]
     if fixes:
-        raise ConfigError("different policy structure", key=f"start_from={name}", hint=f"Try {shlex.join(fixes)}")
+        raise ConfigError("the policy structures differ", key=f"start_from={name}", hint=f"Try {shlex.join(fixes)}")
     own, saved = policy.state_dict(), trained.policy.state_dict()
     policy.load_state_dict({key: saved[key] if key.startswith(ACTING) else own[key] for key in own})

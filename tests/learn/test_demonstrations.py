@@ -237,8 +237,8 @@ def zeros_with_nan(shape: tuple[int, ...], *place: int) -> np.ndarray:
         ({"final_obs__policy": zeros_with_nan((10, 4), 6, 1)}, r"final_obs/policy: .* episode 6, cart_vel\[0\]$"),
         ({"action": zeros_with_nan((80, 1), 79, 0)}, r"action: .* control step 79, action\[0\]$"),
         ({"final_obs__policy": np.zeros((9, 4))}, r"final_obs/policy: expected shape \(10, 4\), got \(9, 4\)"),
-        ({"obs__policy": None}, "obs/policy: no such array"),
-        ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "last of 80"),
+        ({"obs__policy": None}, "obs/policy: missing array"),
+        ({"truncated": np.zeros(80, bool), "terminated": np.zeros(80, bool)}, "incomplete"),
         ({"truncated": np.zeros(3, bool)}, "truncated.*: expected"),
         ({"reward": np.array(["x"] * 80)}, "reward: expected numbers"),
         ({"task": None}, "task.*gpusim-rl collect"),
@@ -293,7 +293,7 @@ def test_demonstrations_of_another_env_are_rejected(file: Path) -> None:
     with raises(ConfigError, key=str(file), expected="2", got=0):
         load(str(file), replace(SPEC, obs_sizes={"policy": 4, "critic": 2}), ["policy", "critic"])
     save(file, random_demonstrations(replace(SPEC, action_space=MultiDiscrete((5,)))))
-    with raises(ConfigError, key=str(file), expected="less than [3]"):
+    with raises(ConfigError, key=str(file), expected="0 <= index < [3]"):
         load(str(file), replace(SPEC, action_space=MultiDiscrete((3,))), ["policy"])
     with pytest.raises(ConfigError, match="n_step=80"):
         make_replay(read(file)[0], SPEC, ["policy"], n_step=80, gamma=GAMMA, device=CPU)

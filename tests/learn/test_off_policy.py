@@ -273,7 +273,7 @@ def test_settings_that_cannot_learn_are_rejected(name: str, changes: dict[str, A
 
 
 def test_banner_reports_iteration_of_first_update() -> None:
-    assert learner("sac", learning_starts=100).algorithm.describe()["batch"].endswith("transitions, in iteration 4")
+    assert learner("sac", learning_starts=100).algorithm.describe()["batch"].endswith("transitions, until iteration 4")
     never = learner("sac", learning_starts=3240, replay={"capacity": 4000}).algorithm.describe()["batch"]
     assert never.endswith("Try sac.learning_starts=320")
     short = {"learning_starts": 3240, "batch_size": 3240, "replay": {"capacity": 4000}}

@@ -225,9 +225,9 @@ def test_banner_estimates_memory_of_compressed_frames() -> None:
 
 
 def test_unsupported_image_settings_are_rejected() -> None:
-    with raises(ConfigError, key="sac.replay.compress", hint="Try sac.replay.device=cpu"):
+    with raises(ConfigError, key="sac.replay.compress=true", hint="Try sac.replay.device=cpu"):
         learner("sac", replay={"compress": True})
-    with raises(ConfigError, key="sac.replay.compress", hint="Try sac.replay.compress=false"):
+    with raises(ConfigError, key="sac.replay.compress=true", hint="Try sac.replay.compress=false"):
         OffPolicyLearner("sac", RandomEnv(4), {"replay": {"compress": True}})
     with raises(ConfigError, key="sac.replay.capacity", got=20, hint="Try sac.replay.capacity=24"):
         learner("sac", replay={"capacity": 20})  # windows of 3 steps, stacks of 3 frames

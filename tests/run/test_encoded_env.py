@@ -249,7 +249,7 @@ def test_invalid_encoder_settings_are_rejected(settings, message, file, tmp_path
 
 
 def test_images_of_wrong_size_or_missing_images_are_rejected(file, tmp_path):
-    with pytest.raises(ConfigError, match=r"images \[12, 16, 3\] .* 'camera' has \[14, 16, 3\]"):
+    with pytest.raises(ConfigError, match=r"shape is \[12, 16, 3\] .* 'camera' has \[14, 16, 3\]"):
         trainer(file, tmp_path, task={"height": 14})
     with pytest.raises(ConfigError, match=r"camera\.pt: .*no images"):
         make_trainer(prepare("Cartpole", pretrained={"init_from": str(file), "freeze": True}, num_envs=2))
@@ -313,7 +313,7 @@ def test_imagenet_features_beat_random_weights():
 def test_resnet18_without_weights_names_their_path(monkeypatch, tmp_path):
     pytest.importorskip("torchvision")
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"resnet18: no weights in .*resnet18-\w+\.pth"):
+    with pytest.raises(ConfigError, match=r"resnet18: weights not found: no .*resnet18-\w+\.pth"):
         load_frozen("resnet18", {"camera": SHAPE}, torch.device("cpu"))
 
 

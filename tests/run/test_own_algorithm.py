@@ -269,9 +269,9 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("self.out_size = 4", "pass", "no int attribute out_size"),
+        ("self.out_size = 4", "pass", "missing attribute out_size"),
         ("return", "return 1,", r".*\[2, 4\]\. Expected .*, got 'tuple'"),
-        ("= 4\n", "= size + cfg\n", r"Net\(size, cfg\) failed: unsupported operand .* at my_net\.py:8\. size is 4"),
+        ("= 4\n", "= size + cfg\n", r"Net\(size, cfg\) failed: unsupported operand .* at my_net\.py:8\. .*size=4"),
     ],
 )
 def test_invalid_network_is_rejected(folder: Path, old: str, new: str, line: str) -> None:
