@@ -83,7 +83,7 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
     library: Any = spec.task_class
     adopted = library.adopt(envs, cfg.env, seed=max(0, cfg.seed))
     if adopted.num_envs != cfg.num_envs:
-        raise ConfigError(f"there are {adopted.num_envs} envs, but num_envs={cfg.num_envs}", key=f"train({name})")
+        raise ConfigError(f"got {adopted.num_envs} envs, but num_envs={cfg.num_envs}", key=f"train({name})")
     return dataclasses.replace(spec, envs=adopted)
 
 
@@ -118,7 +118,7 @@ def make_env(
     from gpusim_rl.run.devices import choose_devices
 
     if not issubclass(spec.task_class, Task):
-        raise ConfigError("already vector envs of another library; use them directly", key=f"make_env({task!r})")
+        raise ConfigError("another library's envs are vector envs: use them directly", key=f"make_env({task!r})")
     use_available_cpus()
     tune_malloc()
     _, choice = choose_devices(cfg)

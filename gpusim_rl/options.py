@@ -40,7 +40,7 @@ def listed(kind: Callable[[str], Any], choices: Iterable[str] = ()) -> Callable[
     def parse(text: str) -> list[Any]:
         parts = {*text.strip("[]").split(",")}
         if choices and (wrong := parts - {*choices}):
-            raise argparse.ArgumentTypeError(f"expected {', '.join(choices)}, got {', '.join(wrong)}")
+            raise argparse.ArgumentTypeError(f"expected any of {', '.join(choices)}, got {', '.join(wrong)}")
         return sorted(map(kind, parts))
 
     parse.__name__ = f"A,B of {kind.__name__}"
@@ -80,7 +80,7 @@ SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {  # group, description, an
     "--width": ("Output", "width [pixels]", {"type": positive}),
     "--height": ("Output", "height [pixels]", {"type": positive}),
     "--renderer": ("Output", "OpenGL (gl) or ray caster (ray)", {"choices": ["auto", "gl", "ray"], "default": "auto"}),
-    "--trust": ("Safety", "import any class that the run names", {"action": "store_true"}),
+    "--trust": ("Safety", "import any class named in the run's settings", {"action": "store_true"}),
     "--config-dir": ("Safety", "folder with more tasks; their code is trusted", {"metavar": "FOLDER"}),
 }
 

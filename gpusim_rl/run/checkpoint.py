@@ -96,7 +96,7 @@ def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
         has_own = not encoder.freeze or encoder_for(spec) != encoder.init_from  # in the policy or the run folder
         fixed = ["experiment"] * spec.checkpoint.continues + ["pretrained.init_from"] * has_own
         for line in structural_difference(known, spec.config, [*fixed, "task.randomize_episode_start"]):
-            warn(f"{line}; ignored when resuming")
+            warn(f"{line}; this change has no effect on a resumed run")
     return state, digest
 
 
@@ -112,8 +112,8 @@ def load_policy(spec: RunSpec, action_space: ActionSpace, device: torch.device, 
     section, algorithm_class = config["algo"].get("name"), load_algorithm_class(config["algo"].get("_target_"))
     settings = build(algorithm_settings_class(section, algorithm_class), config.get(section), f"{file}: {section}")
     if state["num_actions"] != action_space.size:
-        problem = f"has {state['num_actions']} actions, but the task has {action_space.size}"
-        raise ConfigError(problem, key=str(file), hint="Try the policy's task")
+        problem = f"the policy has {state['num_actions']} actions, but the task has {action_space.size}"
+        raise ConfigError(problem, key=str(file), hint="Try the task that the policy was trained on")
     cfg = dataclasses.replace(spec.cfg, algo=section, algorithm=settings)
     with must_fit(file, "its own settings"):
         images = state.get("images", {})
@@ -129,8 +129,8 @@ def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dic
     if now == before:
         return state | processes.get(collective.rank, {}), False
     if collective.rank == 0:
-        change = f"{before} process{'es' if before > 1 else ''} before and has {now} now"
-        warn(f"the run had {change}: starting new episodes and refilling the replay memory, if any")
+        change = f"the number of processes changed from {before} to {now}"
+        warn(f"{change}: starting new episodes and refilling the replay memory, if any")
     return state | {"algorithm": clear_entries(state["algorithm"], *REPLAY)}, True
 
 
@@ -148,7 +148,7 @@ def check_training(state: dict[str, Any], file: Path, needed: Collection[str]) -
     check_types(state, TRAINING, needed, f"{file} is not a training checkpoint")
     for name, value in state.get("policy", {}).items():
         if isinstance(value, Tensor) and not value.isfinite().all():
-            problem, hint = f"the policy ({name}) is NaN or infinite", "Try another checkpoint of the run"
+            problem, hint = f"the policy ({name}) contains NaN or infinity", "Try another checkpoint of the run"
             raise ConfigError(problem, key=str(file), hint=hint)
     return state
 
@@ -161,7 +161,7 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
         value, wrong = state[key], None
         if not isinstance(value, types[key]) or isinstance(value, bool):
             names = " or ".join(kind.__name__ for kind in types[key])
-            raise ConfigError(f"{key} is a {type(value).__name__}", key=problem, expected=names)
+            raise ConfigError(f"{key} has type {type(value).__name__}", key=problem, expected=names)
         if isinstance(value, int) and value not in range(1 << (31 if key == "seed" else 63)):
             wrong = f"{value}, out of range"
         elif isinstance(value, float) and not math.isfinite(value):
@@ -169,7 +169,7 @@ def check_types(state: Mapping[str, Any], types: Types, needed: Collection[str],
         elif isinstance(value, list) and not all(isinstance(item, str) for item in value):
             wrong = "not a list of strings"
         elif key == "sim" and value not in (*SIMULATORS, NO_SIMULATOR):
-            wrong = f"{value!r}, not a simulator"
+            wrong = f"{value!r}, an unknown simulator"
         if wrong is not None:
             raise ConfigError(f"{key} is {wrong}", key=problem)
 
@@ -187,7 +187,7 @@ def must_fit(file: Path, target: str) -> Iterator[None]:
     except ConfigError:
         raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+        reason = f"missing {error}" if isinstance(error, KeyError) else first_line(error)
         raise ConfigError(f"checkpoint does not match {target}: {reason}", key=str(file)) from error
 
 
@@ -274,9 +274,9 @@ class Checkpoints:
             return True
         if between_s > 2.0 * self._reported_s.get(name, 0.0):
             self._reported_s[name] = between_s
-            limit = f"at most one per {between_s:.3g} s, or {100 * budget.share:g} % of the time"
-            risk = "a kill loses the progress since the last one"
-            self._warn(f"{name} takes {budget.cost_s:.2g} s to write; writing {limit}; {risk}")
+            limit = f"at most one per {between_s:.3g} s ({100 * budget.share:g} % of the time) will be written"
+            risk = "if the run is killed, the progress since the last one is lost"
+            self._warn(f"{name} takes {budget.cost_s:.2g} s to write; {limit}; {risk}")
         return False
 
     def save(self, state: Mapping[str, Any], mean_return: float | None) -> None:
@@ -296,7 +296,7 @@ class Checkpoints:
                 if numbered:
                     self._save_numbered(state["iteration"])
         except OSError as error:
-            self._warn(f"checkpoint NOT saved ({error}); training continues; the next save tries again")
+            self._warn(f"checkpoint NOT saved ({error}); training continues, and the next save tries again")
         self._saved_at = time.perf_counter()
 
     def save_evaluated(self, state: Mapping[str, Any]) -> Path | None:

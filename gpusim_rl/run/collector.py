@@ -89,7 +89,7 @@ class Collector:
             changed = [name for name, value in now.items() if before.setdefault(name, value) != value]
             if changed:
                 names = ", ".join(sorted(f"{type(owner).__name__}.{name}" for name in changed)[:4])
-                text = "%s changes, but checkpoints do not include it. Try a tensor attribute, written in place"
+                text = "state is missing in checkpoints: %s changes. Try a tensor attribute, updated in place"
                 logger.warning(text, names)
                 self._unsaved = []
 
@@ -98,7 +98,7 @@ class Collector:
         algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:
             if algorithm.get("replay") is not None:
-                warn("transitions now come from different envs: the replay memory is refilled")
+                warn("transitions now come from different envs; refilling the replay memory")
             algorithm = clear_entries(algorithm, *REPLAY, EPISODES)
         if not same_envs:
             algorithm = clear_entries(algorithm, EPISODES)

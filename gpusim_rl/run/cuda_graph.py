@@ -259,7 +259,7 @@ class Graphs:
         mode = next(mode for mode, segments in SEGMENTS.items() if segments == self._segments)
         name = "step in pieces" if segment == "split" else segment
         self.choice = GraphChoice(mode, f"the {name} cannot be captured: {reason}")
-        logger.warning("CUDA graph of the %s failed, %s: %s", name, then, reason)
+        logger.warning("CUDA graph of the %s failed; %s: %s", name, then, reason)
 
     @contextmanager
     def _watching(self, segment: str) -> Iterator[None]:
@@ -277,7 +277,7 @@ class Graphs:
             changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
             if changed:
                 names = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
-                self._fall_back(segment, f"{names} changes between calls. Try a tensor", step_too=True)
+                self._fall_back(segment, f"{names} changed between calls. Try a tensor", step_too=True)
                 return
 
 
@@ -317,7 +317,7 @@ def _put_back_tensors(stateful: object, before: dict[str, Any]) -> None:
         if new is old or not (isinstance(olds, tuple) and olds and all(isinstance(x, Tensor) for x in olds)):
             continue
         if not isinstance(news, tuple) or [_kind(x) for x in news] != [_kind(x) for x in olds]:
-            raise NotCapturableError(f"{type(stateful).__name__}.{name} changes shape or type")
+            raise NotCapturableError(f"{type(stateful).__name__}.{name} changed its shape or type")
         # Clone: an attribute may now hold another attribute's old tensor (previous = current; current = new).
         copies += [(place, value.clone()) for place, value in zip(olds, news, strict=True)]
         back[name] = old

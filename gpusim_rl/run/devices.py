@@ -75,17 +75,17 @@ class CompileChoice:
 def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
     """Choose the torch.compile mode: `cfg.compile`, reduced to what this machine supports; `off` for evaluations."""
     if cfg.test:
-        return CompileChoice("off", "an evaluation")
+        return CompileChoice("off", "not used for evaluations")
     rules = (
         (cfg.compile == "off", "off", "as configured"),
-        (device.type == "cuda" and find_spec("triton") is None, "off", "torch.compile needs the package triton"),
+        (device.type == "cuda" and find_spec("triton") is None, "off", "torch.compile needs the triton package"),
         (cfg.compile != "off" and not has_compiler(), "off", "torch.compile needs a C++ compiler"),
         (cfg.debug.check_task and cfg.compile == "all", "learner", "debug.check_task reads every step"),
         (True, cfg.compile, "as configured"),
     )
     choice = next(CompileChoice(mode, reason) for holds, mode, reason in rules if holds)
     if cfg.compile != choice.mode:
-        logger.warning("compile=%s is limited to: %s", cfg.compile, choice)
+        logger.warning("compile=%s is not available here; using %s", cfg.compile, choice)
     if choice.mode != "off":
-        logger.info("torch.compile compiles during the first iterations, for a minute or more on the first start")
+        logger.info("torch.compile compiles during the first iterations, which takes a minute or more the first time")
     return choice

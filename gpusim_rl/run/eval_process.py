@@ -91,9 +91,9 @@ class EvalProcess:
         try:
             answer: dict[str, Any] = json.loads(line)
         except ValueError:  # end of the process, or text that a library printed on import
-            error = f"the process printed {line.decode(errors='replace').strip()!r}"
+            error = f"unexpected output of the process: {line.decode(errors='replace').strip()!r}"
             if not line.endswith(b"\n"):
-                error = f"the process ended with exit code {self._child.process.wait()}"
+                error = f"the process exited with code {self._child.process.wait()}"
             answer = {"error": error}
         self.failure = answer.get("error")
         return None if self.failure is not None else {"eval/iteration": iteration, **answer}

@@ -71,8 +71,8 @@ class EvalSchedule:
 
     def _fail(self, reason: str) -> None:
         details = f"{reason.removesuffix('.')}; see {self._log.run_dir}/{EVAL_LOG}"
-        kept = " and keeps best.pt" if self._log.checkpoints.stop_evaluations() else ""
-        self._log.console.warn(f"no more evaluations ({details}); training continues without them{kept}")
+        kept = ", and best.pt is kept" if self._log.checkpoints.stop_evaluations() else ""
+        self._log.console.warn(f"evaluations stopped ({details}); training continues without them{kept}")
 
     def close(self) -> None:
         """Stop the evaluation process."""

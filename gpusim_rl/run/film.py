@@ -23,5 +23,5 @@ def film(run_dir: Path, flags: Sequence[str]) -> Path:
         raise ConfigError(str(error).partition("\n")[0]) from None
     if done.returncode != 0:
         said = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
-        raise ConfigError(said or f"exit code {done.returncode}")
+        raise ConfigError(said or f"recording exited with code {done.returncode}")
     return Path(done.stdout.strip().rpartition("\n")[2])

@@ -47,12 +47,12 @@ class FiniteCheck:
         bad = row.numbers["sim/bad_actions"] == row.numbers["sim/diverged"]
         if replay is None:
             cause = f"{'actions' if bad else 'observations or rewards'} are NaN or infinite"
-            hint = "Try a lower learning rate" if bad else "Try the env without a policy"
+            hint = "Try a lower learning rate" if bad else "Try running the env without a policy"
         else:
             cause = "actions or controls are NaN or infinite" if bad else "physics diverged"
-            advice = "debug.check_task=true to name them" if bad else "a higher task.physics_hz"
+            advice = "debug.check_task=true to locate the first one" if bad else "a higher task.physics_hz"
             hint = f"Try {advice}. To replay the first failure: {replay}"
-        problem = f"{num_envs} of {num_envs} envs failed in every step of {_when(row.iterations)}: {cause}"
+        problem = f"all {num_envs} envs failed in every step of {_when(row.iterations)}: {cause}"
         raise TaskError(problem, key=self._task_name, hint=hint)
 
     @property
@@ -74,7 +74,7 @@ class FiniteCheck:
         recorded = [item for item in _recorded(algorithm) if item.name in FLAGS.values()]
         largest = [f"{item.name} reaches {item.value.abs().max():.3g}" for item in recorded]
         sizes = f" ({', '.join(largest)})" if largest else ""
-        problem = f"no gradient was finite for {PATIENCE} or more iterations, up to {row.iterations[-1]}{sizes}"
+        problem = f"no finite gradient in {PATIENCE} or more iterations, up to iteration {row.iterations[-1]}{sizes}"
         hint = f"Try smaller rewards or loss coefficients, or a lower learning rate. To replay the iteration: {replay}"
         return TaskError(problem, key=self._task_name, hint=hint)
 
@@ -86,7 +86,7 @@ class FiniteCheck:
 
     def _error(self, subject: str, iterations: range) -> TaskError:
         problem = f"{subject} is not finite in {_when(iterations)}; all checkpoints are from earlier iterations"
-        return TaskError(problem, key=self._task_name, hint="Try debug.check_task=true to name the hook and the step")
+        return TaskError(problem, key=self._task_name, hint="Try debug.check_task=true to report the hook and step")
 
 
 def _when(iterations: range) -> str:

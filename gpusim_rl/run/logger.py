@@ -35,7 +35,7 @@ NEARLY = 0.8  # buffer usage that triggers a warning
 
 # Warnings, each shown once
 SKIPS = "skipped {number:.0f} minibatches with a NaN or infinite gradient (policy/skipped_minibatches counts them)"
-FULL = "{envs:.0f} envs have wrong physics: a full buffer dropped contacts or limits ({uses} in use). Set {settings}"
+FULL = "physics is wrong in {envs:.0f} envs: a full buffer dropped contacts or limits ({uses} in use). Set {settings}"
 NEARLY_FULL = "{uses} in use; contacts and limits beyond 100 % are dropped, which makes physics wrong. Try {settings}"
 WARP_LIMIT = (
     "{envs:.0f} envs dropped contacts at a limit of MuJoCo Warp itself: 50 candidates per geom on a height field, or"
@@ -43,12 +43,12 @@ WARP_LIMIT = (
     " resolution (docs/gpu.md)"
 )
 PAYS_TO_FAIL = (
-    "mean return is {loss:.3g} and episodes end after {steps:.0f} of {limit} steps: a policy gains by failing early."
-    " Reward every survived step, or lower the penalties (reward/ columns of metrics.csv)"
+    "mean return is {loss:.3g} and episodes end after {steps:.0f} of {limit} steps: the policy gains by failing early."
+    " Add a reward per survived step, or lower the penalties (see reward/ in metrics.csv)"
 )
 
 CAUSES = {  # descriptions of the NaN guard's causes
-    "physics": "its physics",
+    "physics": "unstable physics",
     "action": "a NaN or infinite action",
     "apply_action": "a NaN or infinite control or force of {task}.apply_action()",
 }
@@ -165,8 +165,8 @@ class Logger:
         replay = self.dump(DIVERGED, state)
         cause = CAUSES[state["cause"]].format(task=state["task"])
         self.console.warn(
-            f"{state['diverged_envs']} of {self._cfg.num_envs} envs diverged, env {state['env']} first because of"
-            f" {cause}; they are reset and excluded from learning (sim/diverged counts them). To replay it: {replay}"
+            f"{state['diverged_envs']} of {self._cfg.num_envs} envs diverged, the first (env {state['env']}) because of"
+            f" {cause}; they are reset and excluded from learning (see sim/diverged). To replay the first: {replay}"
         )
 
     def dump(self, name: str, state: Mapping[str, Any]) -> str:

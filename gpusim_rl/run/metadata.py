@@ -46,7 +46,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
         lines.append(("commit", git["sha"][:10] + (" + local changes" if git["dirty"] else "")))
     if start.resumed:
         checkpoint = start.spec.checkpoint
-        branch = "" if continues or checkpoint is None else f" of {checkpoint.file}, in a new run folder"
+        branch = "" if continues or checkpoint is None else f" from {checkpoint.file}, in a new run folder"
         episodes = "" if env.resumable else "; starting new episodes, because these envs cannot be restored"
         lines.append(("resumed", f"at iteration {run.iteration}{branch}{episodes}"))
     lines.append(("run", str(run_dir)))

@@ -212,7 +212,7 @@ class Metrics:
         if not is_tensor or value.ndim != 0 or value.device.type != self.device.type:
             problem = f"a tensor of shape {[*value.shape]} on {value.device}" if is_tensor else type(value).__name__
             expected = f"a tensor of shape [] on {self.device}"
-            raise ConfigError(f"not a scalar tensor but {problem}", key=f"{key}[{name!r}]", expected=expected)
+            raise ConfigError(f"not a scalar tensor, but {problem}", key=f"{key}[{name!r}]", expected=expected)
 
     def _add(self, name: str, value: Tensor) -> None:
         if name not in self._sums:

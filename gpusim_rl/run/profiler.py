@@ -90,4 +90,4 @@ class _Recorder:
             return
         iterations = f"{self._first}" if self._iteration <= self._first else f"{self._first} to {self._iteration}"
         file = f"{self._log.run_dir}/profile/trace.json.gz"
-        self._log.console.info(f"traced iteration {iterations}: open {file} with https://ui.perfetto.dev")
+        self._log.console.info(f"traced iteration {iterations}: open {file} in https://ui.perfetto.dev")

@@ -40,7 +40,7 @@ class RunDir:
         """Make `<base>/<name>/<time>/` with the files that describe the run; `<base>/<task>/latest` links to it."""
         for part in (name, task):
             if not re.fullmatch(r"[A-Za-z0-9._-]+", part) or part in (".", ".."):
-                raise ConfigError("invalid run folder name", expected="A-Z a-z 0-9 . _ -", got=part)
+                raise ConfigError("invalid run folder name", expected="only A-Z a-z 0-9 . _ -", got=part)
         run = None
         try:
             run = cls(_new_folder(base / name))
@@ -49,7 +49,7 @@ class RunDir:
         except OSError as error:
             if run is not None:
                 shutil.rmtree(run.path, ignore_errors=True)  # just made
-            problem = f"cannot make a run folder: {error.strerror}"
+            problem = f"cannot create the run folder: {error.strerror}"
             raise ConfigError(problem, key=str(base / name), hint="Try log.dir=<folder>") from None
         for group in {name, task}:
             _link_latest(base / group, run.path)
@@ -113,7 +113,7 @@ class RunDir:
                 free = safe_open.lock(file)
             except OSError as error:
                 free = True
-                warn(f"cannot lock {self} ({error.strerror}): do not start another training run in it")
+                warn(f"cannot lock {self} ({error.strerror}): do not start another training run in this folder")
             if not free:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip()
@@ -142,12 +142,12 @@ class RunDir:
         """Record settings, machine and code of a resumed run; `earlier` in env.json lists previous starts."""
         for path in (self.config_yaml, self.overrides_yaml):
             if path.exists() and safe_open.read_intact(path) is None:
-                warn(f"{path} was modified and is replaced; {safe_open.keep_damaged(path)} is a copy of the old file")
+                warn(f"replacing {path}, which was modified; the old file is kept as {safe_open.keep_damaged(path)}")
         try:
             before = self.environment
         except (OSError, ValueError) as error:  # edited or lost
             reason = error.strerror if isinstance(error, OSError) else first_line(error)
-            warn(f"cannot read {self.env_json} ({reason}): its records of earlier starts are lost")
+            warn(f"cannot read {self.env_json} ({reason}): the records of earlier starts are lost")
             before = {}
         listed = before.get("earlier")
         earlier = listed[-MAX_EARLIER:] if isinstance(listed, list) else []

@@ -83,6 +83,6 @@ class StopSignal:
                 return
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         self.number = number
-        during = "during this iteration, because it is long; the last checkpoint remains"
+        during = "in the middle of this iteration, because it is long; the last checkpoint is kept"
         moment = during if self.long else "after this iteration, with a checkpoint"
         self.notify(f"stopping {moment}; a second signal stops immediately")

@@ -69,7 +69,7 @@ class Trainer:
         cfg, named = self.cfg, self.start.spec.checkpoint
         with one_line_if_out_of_memory(cfg.num_envs):  # fail before the run folder is made
             check_is_data(self.state_dict())
-        done = f"nothing to do: {self.iteration} iterations are done, and max_iterations={cfg.max_iterations}"
+        done = f"nothing to do: {self.iteration} iterations are already done (max_iterations={cfg.max_iterations})"
         hint = f"Try max_iterations={2 * self.iteration}"
         if self.complete and named is not None and not named.continues:  # a new folder would stay empty
             raise ConfigError(done, key=str(named.file), hint=hint)
@@ -173,9 +173,9 @@ class Trainer:
         self.algorithm.load_state_dict(checkpoint.clear_entries(state["algorithm"], checkpoint.EPISODES))
         if regrouped:
             self._seed_noise()
-        problem = f"no gradient was finite for several iterations, up to {row.iterations[-1]}"
+        problem = f"no gradient was finite in several iterations, up to iteration {row.iterations[-1]}"
         restored = f"restored the learner from iteration {state['iteration']}"
-        log.console.warn(f"{problem}: {restored}; if it happens again, the run ends")
+        log.console.warn(f"{problem}; {restored}. The run ends if this happens again")
 
     def save(self, log: Logger, *, final: bool = False) -> None:
         """Publish pending rows, which a resumed run cannot reproduce; save the state if `final` or still learning."""

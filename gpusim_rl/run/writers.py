@@ -124,7 +124,7 @@ def read_csv(path: Path, until: int = sys.maxsize) -> CsvContent:
     """Read a metrics.csv up to the first damaged line or iteration `until`; raise ConfigError above `METRICS_BYTES`."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > METRICS_BYTES:
-            raise ConfigError(f"larger than any run's metrics ({METRICS_BYTES} bytes)", key=str(path))
+            raise ConfigError(f"too large for a run's metrics (limit: {METRICS_BYTES} bytes)", key=str(path))
         header, lines, iteration, damaged = file.readline(LINE_BYTES), bytearray(), 0, None
         columns = _columns(header)
         if not columns:
@@ -346,7 +346,7 @@ def wandb_mode() -> tuple[str, str]:
         has_key = wandb.login(prompt=False, verify=False)  # from environment, settings or netrc
     except AuthenticationError as error:
         return "offline", str(error).partition("\n")[0]
-    return (settings.mode, "") if has_key else ("offline", "no API key; `wandb login` stores one")
+    return (settings.mode, "") if has_key else ("offline", "no API key; run `wandb login` to store one")
 
 
 def _reset_wandb() -> None:

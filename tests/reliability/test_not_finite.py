@@ -106,7 +106,7 @@ def poisoned(tensor: torch.Tensor, row: int, value: float) -> torch.Tensor:
 
 
 COUNTED = {
-    "state (a joint's speed)": (into_state, "sim/diverged", "its physics"),
+    "state (a joint's speed)": (into_state, "sim/diverged", "unstable physics"),
     "action of the policy": (into_action, "sim/bad_actions", "a NaN or infinite action"),
     "control that a task sets": (into_control, "sim/bad_actions", "a NaN or infinite control or force"),
     "loss": (into_loss, "policy/skipped_minibatches", "with a NaN or infinite gradient"),
@@ -149,7 +149,7 @@ def test_non_finite_value_is_counted_and_masked(tmp_path: Path, where: str) -> N
         trainer.train()
         run = the_run(tmp_path / str(number))
         assert_finite(run)
-        warning = cause if learning else f"envs diverged, env {env} first because of {cause}"
+        warning = cause if learning else f"envs diverged, the first (env {env}) because of {cause}"
         assert (run / "train.log").read_text().count(warning) == 1
         rows = read_csv(run)
         counts = [float(row[column]) for row in rows]

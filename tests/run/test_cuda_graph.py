@@ -352,7 +352,7 @@ def test_in_place_copies_tuples_and_rejects_new_shapes():
     assert stateful.hidden is before and before[0].tolist() == [5.0, 5.0]  # type: ignore[attr-defined]
     for name, value in (("hidden", before[:1]), ("a", torch.zeros(3))):
         kept = stateful.b
-        with pytest.raises(NotCapturableError, match=rf"Stateful\.{name} changes shape"), in_place([stateful]):
+        with pytest.raises(NotCapturableError, match=rf"Stateful\.{name} changed its shape"), in_place([stateful]):
             stateful.b = torch.zeros(2)
             setattr(stateful, name, value)
         assert stateful.hidden is before and stateful.b is kept  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ def run(runs_folder, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_invalid_video_size_is_reported(run):
-    with raises(ConfigError, key="width and height of a video", got=(65, 48)):
+    with raises(ConfigError, key="video width and height", got=(65, 48)):
         film(run, (*TINY, "--width", "65"))
 
 

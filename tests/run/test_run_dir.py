@@ -83,7 +83,7 @@ def test_concurrent_runs_get_separate_folders(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "a\n"])
 def test_unsafe_run_names_are_rejected(tmp_path, name):
-    with raises(ConfigError, expected="A-Z a-z 0-9 . _ -", got=name):
+    with raises(ConfigError, expected="only A-Z a-z 0-9 . _ -", got=name):
         make_run(tmp_path, name)
     assert not list(tmp_path.iterdir())
 

@@ -132,7 +132,7 @@ def test_resume_from_numbered_checkpoint_makes_a_new_run_folder(tmp_path, capfd)
         make_trainer("Cartpole", tmp_path / "b", **settings, max_iterations=2).train()
     assert not (tmp_path / "b").exists()
     make_trainer("Cartpole", tmp_path / "b", **settings, max_iterations=4).train()
-    assert f"iteration 2 of {numbered}, in a new run folder\n" in capfd.readouterr().out
+    assert f"iteration 2 from {numbered}, in a new run folder\n" in capfd.readouterr().out
     assert read_csv(the_run(tmp_path / "b")) == read_csv(first)[2:]
     assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
     assert final_state(tmp_path / "a")["wandb_id"] != final_state(tmp_path / "b")["wandb_id"]
@@ -459,7 +459,7 @@ def test_signal_aborts_long_iteration_and_keeps_last_checkpoint(tmp_path, monkey
     assert parts[:5] == [8, 8, 8, 2, 0]  # control steps, or minibatches
     assert final_state(tmp_path / "resumed")["iteration"] == 3
     out, err = capfd.readouterr()
-    assert "during this iteration" in err
+    assert "middle of this iteration" in err
     assert re.search("aborted iteration 4; .* iteration 3\n", out) and "\nnext:\n" in out
     monkeypatch.undo()
     make_trainer("Cartpole", tmp_path / "resumed", checkpoint=str(the_run(tmp_path / "resumed")), **settings).train()
@@ -600,7 +600,7 @@ def test_diverged_env_is_masked_counted_and_dumped(tmp_path, capfd):
     assert norm.count == 3 * 8 * 8 - 1 and norm.var.max() < 100
 
     (line,) = capfd.readouterr().err.splitlines()
-    assert "1 of 8 envs diverged, env 1 first" in line and line.endswith("/diverged.pt")
+    assert "1 of 8 envs diverged, the first (env 1)" in line and line.endswith("/diverged.pt")
     dump = checkpoint.load(the_run(tmp_path) / "diverged.pt")
     assert dump["task"] == "Faulty" and dump["iteration"] == 2 and dump["env"] == 1
     assert dump["config"]["task"]["speed_at"] == 11
@@ -678,7 +678,7 @@ def test_run_without_finite_gradients_ends_with_a_dump(tmp_path, capfd):
     trainer = make_trainer("Cartpole", tmp_path, max_iterations=9, ppo=OVERFLOWS)
     with pytest.raises(TaskError) as error:
         trainer.train()
-    assert "3 or more iterations, up to 3 (" in str(error.value)
+    assert "3 or more iterations, up to iteration 3 (" in str(error.value)
     assert str(error.value).endswith(f" --replay {the_run(tmp_path)}/skipped.pt")
     rows = read_csv(the_run(tmp_path))
     assert [float(row["policy/skipped_minibatches"]) for row in rows] == [4.0, 8.0, 12.0]
@@ -704,7 +704,7 @@ def test_stalled_learner_is_restored_once(tmp_path, capfd):
         seen[trainer.iteration] = trainer.algorithm.policy.state_dict()["head.log_std"].clone()
 
     trainer.iterate = watched  # type: ignore[method-assign]
-    with pytest.raises(TaskError, match="more iterations, up to 14"):
+    with pytest.raises(TaskError, match="more iterations, up to iteration 14"):
         trainer.train()
     assert torch.equal(seen[6], seen[4]) and not torch.equal(seen[4], seen[3])
     saved = checkpoint.load(the_run(tmp_path) / "checkpoints" / "000003.pt")
