@@ -25,7 +25,7 @@ HANGS_S = 600.0  # timeout for step() and reset() of envs in subprocesses [s]
 MOST_NUMBERS = 50  # maximum number of values logged per episode
 LONGEST_NAME = 60
 PR_SET_PDEATHSIG = 1
-OLDER = "Try a wrapper for older interfaces, such as shimmy's"
+OLDER = "Try a wrapper for older Gym interfaces, such as shimmy"
 WRONG = (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError)
 _STEP = "(observation, reward, terminated, truncated, info)"
 
@@ -78,7 +78,7 @@ def raised(error: Exception | SystemExit, name: str, call: str) -> BaseException
         wrapped = error.args[0] if error.args else None  # AsyncVectorEnv raises TaskError(TaskError(...))
         return wrapped if isinstance(wrapped, UserError) else error
     if isinstance(error, (EOFError, ConnectionError)):
-        return TaskError(f"an env process died in {call}", key=name, hint="Try env.vectorization=sync to see why")
+        return TaskError(f"an env process died in {call}", key=name, hint="Try env.vectorization=sync to see its error")
     if isinstance(error, multiprocessing.TimeoutError):
         return TaskError(f"an env process hangs: no response to {call} for {HANGS_S:.0f} s", key=name)
     older = any(words in str(error) for words in ("to unpack", "cannot unpack", "keyword argument 'seed'"))
@@ -94,7 +94,7 @@ def returned(error: Exception, name: str, call: str) -> TaskError:
 def _items(result: Any, count: int, names: str) -> tuple[Any, ...]:
     if isinstance(result, tuple) and len(result) == count:
         return result
-    got = f"{len(result)} values" if isinstance(result, tuple) else f"one {type(result).__name__}"
+    got = f"{len(result)} values" if isinstance(result, tuple) else f"a single {type(result).__name__}"
     raise ValueError(f"{got}, expected {names}. {OLDER}")
 
 
@@ -133,7 +133,7 @@ def _cast(value: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
         cast = value.astype(dtype)
     if dtype.kind != "f" and not np.array_equal(cast, value):
-        raise TypeError(f"an observation of {value.dtype} with values that {dtype} cannot represent")
+        raise TypeError(f"an observation of type {value.dtype} with values that {dtype} cannot represent")
     return cast
 
 
@@ -150,7 +150,7 @@ def _number(value: Any, what: str) -> float:
 def _flag(value: Any, what: str) -> bool:
     number = value if isinstance(value, (bool, np.bool_)) else _number(value, what)
     if number not in (0, 1):
-        raise ValueError(f"{what} {number}, expected True or False")
+        raise ValueError(f"{what}={number}, expected True or False")
     return bool(number)
 
 

@@ -106,7 +106,7 @@ class GymnasiumEnv(Environment):
         """Make envs from settings."""
         if cfg.cfg or cfg.physics is not None:
             key = "env.cfg" if cfg.cfg else "env.physics"
-            raise ConfigError("no effect with task=Gymnasium", key=key, hint="Try env.kwargs, or task=IsaacLab")
+            raise ConfigError("has no effect with task=Gymnasium", key=key, hint="Try env.kwargs, or task=IsaacLab")
         seed = first_seed(seed)
         envs, name = make(cfg, num_envs, seed)
         env = cls(envs, seed=seed, name=name, max_episode_steps=cfg.max_episode_steps)
@@ -179,7 +179,7 @@ class GymnasiumEnv(Environment):
         env_ids = np.flatnonzero(begun).tolist() if self._same_step else []
         last_obs = _final(infos)
         if env_ids and last_obs is None:
-            raise TaskError("infos lack 'final_obs', although the envs reset in the same step", key=self.name)
+            raise TaskError("infos lack 'final_obs', which AutoresetMode.SAME_STEP requires", key=self.name)
         for env in env_ids:
             with self._space_errors("step()"):
                 last = conform(self._observed, _entry(last_obs, env))
@@ -196,8 +196,8 @@ class GymnasiumEnv(Environment):
         ends = None if differ else (self._repeated_ends or 0) + int(begun.sum())
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())
         if ends is not None and ends >= REPEATED_ENDS and self._moved:
-            problem = f"reset() seems to overwrite last observations ({ends} of {ends} equal the next episode's first)"
-            hint = "Values at time limits are wrong. Try returning a copy from step(), or AutoresetMode.DISABLED"
+            problem = f"reset() seems to overwrite final observations ({ends} of {ends} equal the next episode's first)"
+            hint = "This makes values at time limits wrong. Try returning a copy from step(), or AutoresetMode.DISABLED"
             logger.warning("%s: %s. %s", self.name, problem, hint)
             ends = None
         self._repeated_ends = ends
@@ -301,7 +301,7 @@ class GymnasiumEnv(Environment):
         except Exception as error:  # raised by an env or its renderer
             raise ConfigError(f"cannot render: {first_line(error)}", key=self.name) from error
         if len(pictures) != self.num_envs or any(picture.ndim != 3 for picture in pictures):
-            raise ConfigError("the envs do not render", key=self.name, hint="Try render_mode=rgb_array")
+            raise ConfigError("the envs do not render", key=self.name, hint="Try env.kwargs.render_mode=rgb_array")
         return pictures
 
     def close(self) -> None:

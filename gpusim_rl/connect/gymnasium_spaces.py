@@ -22,7 +22,7 @@ def observation_space(env: VecEnv, group: str = "policy") -> Box:
 def action_space(env: VecEnv) -> Box:
     """Return the space of one env's actions; raise ConfigError if they are discrete."""
     if isinstance(env.action_space, spaces.MultiDiscrete):
-        raise ConfigError("discrete actions are not supported by this adapter", key=env.name, hint="Try train.py")
+        raise ConfigError("this adapter does not support discrete actions", key=env.name, hint="Try gpusim-rl train")
     limit = env.cfg.clip_actions
     return Box(-limit, limit, (env.num_actions,), np.float32)
 
@@ -140,5 +140,5 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
             return action.astype(np.int64).reshape(-1, *(space.shape or ())) + space.start
 
         return spaces.MultiDiscrete(counts), to_indices
-    supported = "a box of floats, discrete or multi-discrete"
+    supported = "a Box of floats, Discrete or MultiDiscrete"
     raise ConfigError(key=f"{name}: action space", expected=supported, got=space, hint=WRAPPER)

@@ -76,7 +76,7 @@ def read_settings(file: Path, depth: int = 0, read: list[Path] | None = None) ->
     read = [] if read is None else read
     read.append(file)
     if len(read) > MAX_YAMLS:
-        raise ConfigError(f"more than {MAX_YAMLS} files in the defaults", key=str(read[0]))
+        raise ConfigError(f"the defaults include more than {MAX_YAMLS} files", key=str(read[0]))
     try:
         text = read_bytes(file.resolve())
         check_events(text, file)

@@ -38,7 +38,7 @@ class IsaacLabEnv(TensorEnvs):
         self._steps_without_last = 0
         observations = getattr(self._envs, "observation_manager", None)
         if any(getattr(observations, "_group_obs_term_history_buffer", {}).values()):
-            problem = "last observations with a history lack their newest frame, so time-outs use a value one step old"
+            problem = "final observations with a history lack their newest frame, so time-out values are one step old"
             logger.warning("%s: in Isaac Lab, %s", self.name, problem)
         self._to_camera: np.ndarray | None = None  # from the target to the camera [m]
 
@@ -46,7 +46,7 @@ class IsaacLabEnv(TensorEnvs):
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> IsaacLabEnv:
         """Make envs from settings."""
         library_config.refuse_unused(
-            cfg, cls.library, {"sim.device": "Try device=", "compute_final_obs": "It is always on"}
+            cfg, cls.library, {"sim.device": "Set device instead", "compute_final_obs": "It is always true"}
         )
         with library_config.quietly(cls.library):
             env_cfg, make, name = find_cfg(cfg)
@@ -56,7 +56,7 @@ class IsaacLabEnv(TensorEnvs):
             if (render_mode := cfg.kwargs.get("render_mode")) is not None:
                 _draw(env_cfg, in_window=render_mode == "human")
             if importlib.import_module("isaaclab.sim").SimulationContext.instance() is not None:
-                raise ConfigError("Isaac Lab allows one scene per process, and this process already has one", key=name)
+                raise ConfigError("this process already has a scene, and Isaac Lab allows only one", key=name)
             try:
                 with library_config.in_one_line(name):
                     envs = make(cfg=env_cfg, **cfg.kwargs)
@@ -69,7 +69,7 @@ class IsaacLabEnv(TensorEnvs):
         if "final_obs" not in extras:  # no episode has ended yet
             self._steps_without_last += 1
             if self._steps_without_last == self.max_episode_length + 1:
-                problem = "no extras['final_obs'] for a whole episode; time limits use the next episode's observation"
+                problem = "no 'final_obs' in extras for a whole episode; time limits use the next episode's observation"
                 logger.warning("%s: %s", self.name, problem)
             return obs
         last = self._numbers(extras["final_obs"])
@@ -134,7 +134,7 @@ def find_cfg(cfg: EnvConfig) -> tuple[Any, Any, str]:
     name = library_config.module_and_id(str(cfg.id))
     known = {key for key, spec in gymnasium.registry.items() if "env_cfg_entry_point" in (spec.kwargs or {})}
     if name not in known:
-        raise ConfigError("unknown to Isaac Lab", key=f"env.id={name}", hint=did_you_mean(name, sorted(known)))
+        raise ConfigError("not an Isaac Lab env", key=f"env.id={name}", hint=did_you_mean(name, sorted(known)))
     parse = importlib.import_module("isaaclab_tasks.utils.parse_cfg").parse_env_cfg
     try:
         env_cfg = parse(name, overrides=[f"physics={preset}" for preset in presets])

@@ -32,18 +32,18 @@ class LibraryConfig:
     def __post_init__(self) -> None:
         """Raise ConfigError for settings without effect."""
         for key, value, hint in (
-            ("reset_from.share", self.reset_from.share > 0.0, "Try 0"),
-            ("randomization_params", self.randomization_params, "Try env.cfg"),
-            ("observations", self.observations, "Try removing it"),
+            ("reset_from.share", self.reset_from.share > 0.0, "Try task.reset_from.share=0"),
+            ("randomization_params", self.randomization_params, "Try the library's own settings in env.cfg"),
+            ("observations", self.observations, "Remove this setting"),
         ):
             if value:
-                raise ConfigError("no effect on envs of other libraries", key=f"task.{key}", hint=hint)
+                raise ConfigError("has no effect on envs of other libraries", key=f"task.{key}", hint=hint)
 
 
 @contextlib.contextmanager
 def quietly(library: str) -> Iterator[None]:
     """Suppress the output of a library while it makes its envs."""
-    logger.info("making %s envs; compiling kernels may take minutes", library)
+    logger.info("creating %s envs; compiling kernels may take minutes", library)
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
@@ -55,26 +55,26 @@ def refuse_unused(cfg: EnvConfig, library: str, ours: Mapping[str, str]) -> None
     """
     for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
-            raise ConfigError(f"no effect on {library} envs", key=f"env.{key}", hint="Try env.cfg.<field>")
-    for path, hint in ({"scene.num_envs": "Try num_envs=", "seed": "Try seed="} | {**ours}).items():
+            raise ConfigError(f"has no effect on {library} envs", key=f"env.{key}", hint="Remove it, or use env.cfg")
+    for path, hint in {"scene.num_envs": "Set num_envs instead", "seed": "Set seed instead", **ours}.items():
         node: Any = cfg.cfg
         for key in path.split("."):
             node = node.get(key) if isinstance(node, Mapping) else None
         if node is not None:
-            raise ConfigError("no effect", key=f"env.cfg.{path}", hint=hint)
+            raise ConfigError("has no effect", key=f"env.cfg.{path}", hint=hint)
 
 
 def require_id(cfg: EnvConfig, task: str, example: str) -> None:
     """Raise ConfigError unless exactly one of `env.id` and `env._target_` is set."""
     if (cfg.id is None) == (cfg._target_ is None):
         script = "" if task == "Gymnasium" else ", or gpusim_rl.train(envs) in a script"
-        raise ConfigError(f"task={task} needs env.id or env._target_", hint=f"Try env.id={example}{script}")
+        raise ConfigError(f"task={task} needs either env.id or env._target_", hint=f"Try env.id={example}{script}")
 
 
 def require_shape(action: Tensor, num_envs: int, num_actions: int) -> None:
     """Raise ValueError unless actions have shape [num_envs, num_actions]."""
     if list(action.shape) != [num_envs, num_actions]:
-        raise ValueError(f"step() needs actions of shape {[num_envs, num_actions]}, got {list(action.shape)}")
+        raise ValueError(f"step() expects actions of shape {[num_envs, num_actions]}, got {list(action.shape)}")
 
 
 def made_by_function(target: str, example: str) -> Any:

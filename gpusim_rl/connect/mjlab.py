@@ -33,8 +33,8 @@ class MjLabEnv(TensorEnvs):
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> MjLabEnv:
         """Make envs from settings."""
         if cfg.physics is not None:
-            raise ConfigError("no effect on mjlab envs", key="env.physics", hint="Try removing it")
-        library_config.refuse_unused(cfg, cls.library, {"auto_reset": "It is always off"})
+            raise ConfigError("has no effect on mjlab envs", key="env.physics", hint="Remove this setting")
+        library_config.refuse_unused(cfg, cls.library, {"auto_reset": "It is always false"})
         if unknown := cfg.kwargs.keys() - {"render_mode"}:
             raise ConfigError("not an argument of mjlab's envs", key=f"env.kwargs.{min(unknown)}", hint="Try env.cfg")
         start_warp(device)
@@ -65,7 +65,7 @@ class MjLabEnv(TensorEnvs):
         """Return an image from mjlab's camera; needs `env.kwargs.render_mode=rgb_array`."""
         picture = self._envs.render()
         if picture is None:
-            raise ConfigError("the envs do not render", key=self.name, hint="Try render_mode=rgb_array")
+            raise ConfigError("the envs do not render", key=self.name, hint="Try env.kwargs.render_mode=rgb_array")
         return [picture]
 
 
@@ -84,5 +84,5 @@ def find_cfg(cfg: EnvConfig) -> tuple[Any, str]:
     name = library_config.module_and_id(str(cfg.id))
     if name not in registry.list_tasks():
         hint = did_you_mean(name, registry.list_tasks())
-        raise ConfigError("unknown to mjlab", key=f"env.id={name}", hint=hint)
+        raise ConfigError("not an mjlab env", key=f"env.id={name}", hint=hint)
     return registry.load_env_cfg(name), name

@@ -37,7 +37,7 @@ def literal(value: Any, yaml: bool = False) -> str:
         case str():
             if yaml and "${" in value:
                 hint = "Try another name in the robot's file"
-                raise TaskError("settings read '${' as a reference", got=value, hint=hint)
+                raise TaskError("contains '${', which starts a reference in yaml", got=value, hint=hint)
             text = value.replace("\\", r"\\").replace('"', r"\"")
             return f'"{"".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)}"'
         case bool() | None:

@@ -44,7 +44,7 @@ class TensorEnvs(Environment):
         name = name or type(envs).__name__
         field, value = self.keeps_last_obs
         if not hasattr(envs.cfg, field):
-            problem = f"this version of {self.library} has no {field}, so last observations are lost"
+            problem = f"this version of {self.library} has no {field}, so final observations are lost"
             raise ConfigError(problem, key=name, hint="Try the version in docs/connect.md")
         setattr(envs.cfg, field, value)
         self.name, self._envs = name, envs
@@ -157,8 +157,8 @@ class TensorEnvs(Environment):
             key = f"{self.name}: observations"
             raise ConfigError(key=key, expected="named groups of tensors", got=type(obs).__name__)
         if self.groups["policy"] not in obs:
-            groups = ", ".join(sorted(obs))
-            raise ConfigError(f"no observations {self.groups['policy']!r}", key=self.name, hint=f"Available: {groups}")
+            problem = f"no observation group {self.groups['policy']!r}"
+            raise ConfigError(problem, key=self.name, hint=f"Available: {', '.join(sorted(obs))}")
         numbers = {}
         for group, theirs in self.groups.items():
             if theirs in obs:
@@ -267,7 +267,7 @@ def actions_of(space: Any, device: torch.device, name: str) -> tuple[ActionSpace
     if hasattr(space, "nvec") or hasattr(space, "n"):
         counts: Iterable[Any] = space.nvec.flatten() if hasattr(space, "nvec") else (space.n,)
         return MultiDiscrete(tuple(map(int, counts))), _unchanged
-    raise ConfigError(key=f"{name}: action space", expected="a box, discrete or multi-discrete", got=space)
+    raise ConfigError(key=f"{name}: action space", expected="a Box, Discrete or MultiDiscrete", got=space)
 
 
 def _unchanged(action: Tensor) -> Tensor:

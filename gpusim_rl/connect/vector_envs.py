@@ -145,7 +145,7 @@ def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
     envpool: Any = import_extra("envpool", "envpool", "env.vectorization=envpool")
     env_ids = sorted(envpool.list_all_envs())
     if name not in env_ids:
-        raise ConfigError("unknown to EnvPool", key=f"env.id={name}", hint=did_you_mean(name, env_ids))
+        raise ConfigError("not an EnvPool env", key=f"env.id={name}", hint=did_you_mean(name, env_ids))
     limit = {} if cfg.max_episode_steps is None else {"max_episode_steps": cfg.max_episode_steps}
     try:
         return envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seed, **{**cfg.kwargs, **limit})
@@ -164,8 +164,8 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
     typed = kwargs.get("max_episode_steps")
     if cfg.max_episode_steps is not None:
         if typed not in (None, cfg.max_episode_steps):
-            problem = f"differs from env.max_episode_steps={cfg.max_episode_steps}"
-            raise ConfigError(problem, key="env.kwargs.max_episode_steps", got=typed, hint="Try only one of them")
+            problem = f"conflicts with env.max_episode_steps={cfg.max_episode_steps}"
+            raise ConfigError(problem, key="env.kwargs.max_episode_steps", got=typed, hint="Set only one of them")
         typed = kwargs["max_episode_steps"] = cfg.max_episode_steps
     if cfg.vectorization != "vector_entry_point":
         # Without autoreset, the true last observation is returned. CheckedEnv copies anyway.
@@ -184,13 +184,13 @@ def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
             envs = make_envs(**{**kwargs, "vector_kwargs": {**kwargs["vector_kwargs"], "shared_memory": False}})
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound, gymnasium.error.VersionNotFound):
         hint = did_you_mean(name, sorted(gymnasium.registry))
-        raise ConfigError("unknown to Gymnasium", key=f"env.id={name}", hint=hint) from None
+        raise ConfigError("not a Gymnasium env", key=f"env.id={name}", hint=hint) from None
     except Exception as error:
         if is_out_of_memory(error):
             raise
         key = f"env.id={name}" + (f" env.kwargs={dict(cfg.kwargs)}" if cfg.kwargs else "")
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        hint = f"Try pip install {missing}, or Gymnasium's extra for it" if missing else ""
+        hint = f"Try pip install {missing}, or the Gymnasium extra that includes it" if missing else ""
         plain = isinstance(error, (gymnasium.error.Error, ImportError, TypeError, ValueError, LookupError, OSError))
         raise ConfigError(first_line(error) if plain else described(error), key=key, hint=hint) from error
     spec = copy(envs.spec or gymnasium.spec(env_id))

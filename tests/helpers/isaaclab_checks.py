@@ -209,8 +209,8 @@ def words() -> None:
     assert line(**CARTPOLE | {"physics": "wrong"}).startswith("env.physics=wrong: Unknown preset")
     assert line(**CARTPOLE, cfg={"episode_length": 1}).endswith("'episode_length_s'?")
     assert line(**CARTPOLE, cfg={"decimation": "two"}).startswith("env.cfg.decimation: expected int")
-    assert line(**CARTPOLE, cfg={"scene": {"num_envs": 8}}).startswith("env.cfg.scene.num_envs: no effect")
-    assert line(**CARTPOLE, cfg={"seed": 8}).startswith("env.cfg.seed: no effect")
+    assert line(**CARTPOLE, cfg={"scene": {"num_envs": 8}}).startswith("env.cfg.scene.num_envs: has no effect")
+    assert line(**CARTPOLE, cfg={"seed": 8}).startswith("env.cfg.seed: has no effect")
     assert "multi-agent" in line(id="Isaac-Shadow-Handover-Direct")
     target = "offline_cartpole.OfflineCartpoleCfg"
     assert "expected a ManagerBasedRLEnvCfg" in line(_target_=target)

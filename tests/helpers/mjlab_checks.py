@@ -140,15 +140,15 @@ def words() -> None:
         return tensor_checks.message_of(lambda: MjLabEnv.from_settings(cfg, num_envs=4, seed=1, device=CPU))
 
     assert line(id=GO1.replace("Unitree", "Unitre")).endswith(f"{GO1!r}?")
-    assert line(id=GO1, physics="physx").startswith("env.physics: no effect")
+    assert line(id=GO1, physics="physx").startswith("env.physics: has no effect")
     assert line(id=GO1, cfg={"episode_length": 1}).endswith("'episode_length_s'?")
-    assert line(id=GO1, vectorization="async").startswith("env.vectorization: no effect")
-    assert line().startswith("task=MjLab needs env.id or env._target_")
+    assert line(id=GO1, vectorization="async").startswith("env.vectorization: has no effect")
+    assert line().startswith("task=MjLab needs either env.id or env._target_")
     assert "nothing_there" in line(_target_="mjlab_checks.nothing_there")
     assert line(_target_="os.getcwd").startswith("env._target_=os.getcwd: expected a ManagerBasedRlEnvCfg")
     assert line(_target_="math.sqrt").startswith("env._target_=math.sqrt: ")
     assert line(id=GO1, kwargs={"device": "cpu"}).startswith("env.kwargs.device: not an argument")
-    assert line(id=GO1, cfg={"auto_reset": True}).startswith("env.cfg.auto_reset: no effect")
+    assert line(id=GO1, cfg={"auto_reset": True}).startswith("env.cfg.auto_reset: has no effect")
     assert line(id=GO1, cfg={"decimation": None}).startswith("env.cfg.decimation: expected int")
 
 
