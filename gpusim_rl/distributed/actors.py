@@ -38,10 +38,10 @@ def _for_actors(spec: RunSpec) -> RunSpec:
     """Return the spec with envs on CPUs; raise ConfigError if a setting does not support actors."""
     cfg, engine = spec.cfg, spec.cfg.actors.engine
     if remote_class(spec.algorithm_class) is None:
-        problem = f"algo={cfg.algo} learns only from rollouts of its newest policy"
+        problem = f"not supported by algo={cfg.algo}, which learns only from rollouts of its newest policy"
         raise ConfigError(problem, key=f"actors={engine}", hint="Try algo=impala, or actors=none")
     if (cfg.sim_device or "cpu") not in ("cpu", "auto"):
-        raise ConfigError(f"actors={engine} steps envs on CPUs", key=f"sim_device={cfg.sim_device}", hint="Try cpu")
+        raise ConfigError(key="sim_device", expected=f"cpu with actors={engine}", got=cfg.sim_device)
     return dataclasses.replace(spec, cfg=dataclasses.replace(cfg, sim_device="cpu"))
 
 

@@ -103,13 +103,13 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
     if cfg.test or not cfg.multi_gpu:
         if count > 1:
             key, hint = ("test=true", "Try python train.py") if cfg.test else ("multi_gpu=false", "Try multi_gpu=true")
-            raise ConfigError(f"needs one process, but torchrun has started {count}", key=key, hint=hint)
+            raise ConfigError(f"requires a single process, but torchrun started {count}", key=key, hint=hint)
         yield ALONE
         return
     if not started:
         run = f"checkpoint={cfg.checkpoint}" if cfg.checkpoint else f"task={spec.task_class.__name__}"
         hint = f"Try torchrun --nproc-per-node=2 train.py {shlex.quote(run)} multi_gpu=true, or multi_gpu=false"
-        raise ConfigError("torchrun must start the processes", key="multi_gpu=true", hint=hint)
+        raise ConfigError("the run must be started with torchrun", key="multi_gpu=true", hint=hint)
     if not declarations(type(cfg.algorithm)).data_parallel:
         raise ConfigError(f"not supported by algo={cfg.algo}", key="multi_gpu=true", hint="Try multi_gpu=false")
     on_cuda = _choose_gpu(cfg)
@@ -123,7 +123,7 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
         if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
             raise
         if not heartbeat.over:
-            say(f"process {os.environ['RANK']} of {count} ends: lost another process", file=sys.stderr)
+            say(f"process {os.environ['RANK']} of {count} exits: lost another process", file=sys.stderr)
         raise SystemExit(1) from None
     finally:
         with suppress(RuntimeError):  # other processes may be gone
@@ -164,7 +164,7 @@ def _agree(store: Store, rank: int, size: int) -> str:
             store.set(f"{words[0]}/{rank}", "")
             return words[0]
         time.sleep(0.05)
-    raise distributed.DistStoreError(f"process {rank} of {size} waited {PATIENCE} for the others to start")
+    raise distributed.DistStoreError(f"process {rank} of {size} timed out: the others did not start within {PATIENCE}")
 
 
 def _choose_gpu(cfg: RunConfig) -> bool:
@@ -177,7 +177,7 @@ def _choose_gpu(cfg: RunConfig) -> bool:
         return False
     gpus, local, here = torch.cuda.device_count(), *(int(os.environ[f"LOCAL_{key}"]) for key in ("RANK", "WORLD_SIZE"))
     if here > gpus:
-        problem = f"torchrun has started {here} processes on a machine with {gpus} GPU{'s' if gpus > 1 else ''}"
+        problem = f"torchrun started {here} processes on a machine with {gpus} GPU{'s' if gpus > 1 else ''}"
         raise ConfigError(problem, hint=f"Try torchrun --nproc-per-node={gpus}, or device=cpu")
     torch.cuda.set_device(local)
     return True
@@ -193,7 +193,7 @@ def _check_equal(processes: Processes, spec: RunSpec) -> None:
             break
     problem = processes.share(problem)
     if problem is not None:
-        raise ConfigError(f"processes have different settings: {problem}", hint="Try one command for all processes")
+        raise ConfigError(f"processes have different settings: {problem}", hint="Use one command for all processes")
 
 
 def continued(arguments: list[str]) -> list[str]:

@@ -94,13 +94,13 @@ class Heartbeat:
                 if lost and (self._rank == first or max(missed) >= BEATS + 2 * FIRST):
                     self._store.set(self._keys[self._rank], ENDS)
                     names = ", ".join(f"process {rank} {beats[rank].partition(' ')[2]}" for rank in lost)
-                    self._end(f"no sign of life from {names}")
+                    self._end(f"no heartbeat from {names}")
             if not self._failed:
                 self._store.set(self._keys[self._rank], LEFT)
 
     def _watch(self) -> None:
         """End the process if the store does not answer; feed the watchdog."""
-        problem = f"error: {self._who} {self._name} did not run {self._period_text}: killing it\n"
+        problem = f"error: {self._who} {self._name} was unresponsive {self._period_text}: killing it\n"
         words = [str(os.getpid()), str(BEATS), str(self._period_s), problem]
         before, missed = 0, 0
         enough = BEATS if os.environ["LOCAL_RANK"] == "0" else BEATS + FIRST  # one report per machine
@@ -111,12 +111,12 @@ class Heartbeat:
                     watch.stdin.write(b".")
                 missed, before = missed + 1 if self._beats == before else 0, self._beats
                 if missed >= enough and not self.over:
-                    self._end(f"no answer from {os.environ['MASTER_ADDR']}, the machine of process 0,")
+                    self._end(f"no response from {os.environ['MASTER_ADDR']}, the machine of process 0,")
 
     def _end(self, problem: str | None = None) -> NoReturn:
         """End the process once the others have had time to notice."""
         self.over = True
         if problem is not None:
-            say(f"error: {problem} {self._period_text}: {self._who} ends", file=sys.stderr)
+            say(f"error: {problem} {self._period_text}: {self._who} exits", file=sys.stderr)
         time.sleep((1 if problem is None else 2) * self._period_s)
         os._exit(1)

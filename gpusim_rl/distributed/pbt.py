@@ -53,7 +53,7 @@ def newest_checkpoint(trial: Path, iterations: int) -> Path | None:
         if int(file.stem) < iterations:
             if is_whole(file):
                 return file
-            warn(f"{file}: skipped, because it is damaged")
+            warn(f"skipped {file}: the checkpoint is damaged")
     return None
 
 
@@ -70,7 +70,7 @@ def settings_of(run: Path, space: Space) -> dict[str, Any] | None:
         settings = {key: functools.reduce(lambda node, name: node[name], key.split("."), config) for key in space}
         if all(is_within(value, space[key]) for key, value in settings.items()):
             return settings
-    warn(f"{run}: skipped, because its settings are outside the search space")
+    warn(f"skipped {run}: its settings are outside the search space")
     return None
 
 

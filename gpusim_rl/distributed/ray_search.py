@@ -40,7 +40,7 @@ def tune(search: Search) -> list[str]:
         study = Study(replace(search, folder=search.folder.absolute()))
         with open_file(study.search.folder / "ray.lock", "ab") as file:
             if not lock(file):  # Ray Tune numbers trials from 0 in each process
-                hint = "Try another study=<name>, or wait until that process ends"
+                hint = "Wait until that process ends, or try another study=<name>"
                 raise ConfigError("another process is running this search", key=str(study.search.folder), hint=hint)
             if study.num_ended < search.cfg.trials:
                 _fit(study, ray.cluster_resources())
@@ -233,7 +233,7 @@ def _listener(ray_tune: Any, study: Study, numbers: Sequence[int]) -> Any:
             say(f"iteration {row['iteration']}  trial {row['trial']}  {row['score']:.5g}{copied}", file=sys.stderr)
 
         def on_trial_recover(self, *, trial: Any, **info: Any) -> None:
-            warn(f"trial {number(trial)} ended ({reason(trial)}); resuming from its last checkpoint")
+            warn(f"trial {number(trial)} failed ({reason(trial)}); resuming from its last checkpoint")
 
         def on_trial_complete(self, *, trial: Any, **info: Any) -> None:
             _add(study, trial.config, trial.last_result)

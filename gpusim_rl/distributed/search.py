@@ -97,7 +97,7 @@ def read_search(words: Sequence[str], config_dir: Path | None = None) -> Search:
     if study in tasks(config_dir, outside=True):
         raise ConfigError("clashes with a task's run folder", key=f"study={study}", hint=f"Try study={study}-1")
     if not re.fullmatch(r"[\w-][\w.-]*", study):
-        raise ConfigError(key="study", expected="a folder name of A-Z a-z 0-9 . _ -", got=study)
+        raise ConfigError(key="study", expected="a folder name with only A-Z a-z 0-9 . _ -", got=study)
     space = _read_space(cfg.space, algo, overrides, config_dir)
     if cfg.method == "pbt":
         _refuse_structure(space, config["algo"])
@@ -120,7 +120,7 @@ def _read_space(name: str, algo: str, overrides: Sequence[str], config_dir: Path
         raise ConfigError("no such file" if name else f"no search space for {algo}", key=f"space={file}", hint=hint)
     space = read_yaml(file)
     if not space:
-        raise ConfigError(key=str(file), expected="settings with low and high, or choices", got=space)
+        raise ConfigError(key=str(file), expected="settings, each with low and high, or with choices", got=space)
     for key, allowed in space.items():
         section = key.partition(".")[0]
         if section in ALGORITHMS and section != algo:
@@ -141,7 +141,7 @@ def _refuse_structure(space: Space, algo: Mapping[str, Any]) -> None:
     fixed = ["num_envs", *(f"{algo['name']}.{name}" for name in declarations(config).structure)]
     for key in space:
         if any(f"{key}.".startswith(f"{name}.") for name in fixed):
-            raise ConfigError(f"{key} cannot change between checkpoints", key="method=pbt", hint="Try method=asha")
+            raise ConfigError(f"cannot tune {key}: trials share checkpoints", key="method=pbt", hint="Try method=asha")
 
 
 def _ends(allowed: Any, where: str) -> list[Any]:

@@ -79,7 +79,7 @@ class TrialRun:
                     raise TrialFailedError(self._child.exit_reason())
                 return
             if self._child.silent_s > self._search.cfg.stall_s:
-                raise TrialFailedError(f"no row of metrics for {self._search.cfg.stall_s:g} s")
+                raise TrialFailedError(f"no new row of metrics for {self._search.cfg.stall_s:g} s")
             time.sleep(POLL_S)
 
     def end(self) -> None:

@@ -138,7 +138,7 @@ class Study:
 
     def _refuse_other_search(self) -> None:
         """Raise ConfigError for a study with another method, space or training settings."""
-        search, cfg = self.search, self.search.cfg
+        search, cfg, study = self.search, self.search.cfg, f"study={self.search.cfg.study}"
         now: dict[str, Any] = {"method": cfg.method}
         if cfg.method == "pbt":  # populations have a fixed size
             now |= {"trials": cfg.trials, "grace": cfg.grace}
@@ -150,7 +150,7 @@ class Study:
         for key in {**before, **now} if before else ():
             if before.get(key) != now.get(key):
                 was, got = (f"{key}={about[key]}" if key in about else f"no {key}" for about in (before, now))
-                raise ConfigError(f"had {was}, now {got}", key=f"study={cfg.study}", hint=f"Try study={cfg.study}-1")
+                raise ConfigError(f"was started with {was}, but now {got}", key=study, hint=f"Try {study}-1")
 
     def _check_trials(self) -> None:
         """Raise ValueError for trials on which Optuna or the report would fail."""

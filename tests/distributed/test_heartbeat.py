@@ -99,7 +99,7 @@ def test_silent_store_is_reported(reported):
     with heartbeat(Silent()):
         time.sleep(2 * LOST_AFTER_S)
         gone.set()
-    assert len(reported) == 1 and "no answer from first" in reported[0]
+    assert len(reported) == 1 and "no response from first" in reported[0]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP")

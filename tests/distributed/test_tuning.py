@@ -84,10 +84,10 @@ def test_study_rejects_different_search(tmp_path, monkeypatch):
     assert study.report()[0].startswith("poles: 1 running")
     Study(read_search([*SIX, "trials=7", "pruner=none", "log.interval=2"]))
     for words, expected in (
-        (["max_iterations=7"], "study=poles: had max_iterations=6, now max_iterations=7. Try study=poles-1"),
-        (["method=asha"], "had method=optuna, now method=asha"),
-        (["seed=3"], "had no seed, now seed=3"),
-        (["space=other.yaml"], "had space of ppo.learning_rate={'low': "),
+        (["max_iterations=7"], "started with max_iterations=6, but now max_iterations=7. Try study=poles-1"),
+        (["method=asha"], "started with method=optuna, but now method=asha"),
+        (["seed=3"], "started with no seed, but now seed=3"),
+        (["space=other.yaml"], "started with space of ppo.learning_rate={'low': "),
     ):
         with pytest.raises(ConfigError) as error:
             Study(read_search([*SIX, *words]))

@@ -174,7 +174,7 @@ def test_power_loss_of_one_machine_ends_the_other(tmp_path: Path, hosts: TwoHost
     hosts.lose_power(lost)
     time_s = job.end_s(1 - lost)
     [line] = lines(job.logs[1 - lost])
-    assert line.startswith(f"error: no answer from {ADDRESSES[0]}" if lost == 0 else "error: no sign of life")
+    assert line.startswith(f"error: no response from {ADDRESSES[0]}" if lost == 0 else "error: no heartbeat")
     which = "first" if lost == 0 else "second"
     record(
         f"Two machines: {which} loses power",
