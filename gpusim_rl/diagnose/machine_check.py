@@ -81,7 +81,7 @@ def gpu_checks(
     for index, gpu in enumerate(gpus):
         text = f"cuda:{index} {gpu.name}, capability {gpu.capability}, {gpu.memory_gb:.0f} GB"
         if gpu.problem:
-            fix = "install a newer (for an old GPU: an older) build of torch"
+            fix = "install a newer build of torch (for an old GPU, an older one)"
             if is_out_of_memory(RuntimeError(gpu.problem)) or "busy" in gpu.problem:
                 fix = "stop other programs on this GPU (see nvidia-smi)"
             checks.append(Check("GPU", "failed", f"{text}: {gpu.problem}", f"{fix}, or train with device=cpu"))
@@ -112,7 +112,7 @@ def disk_check(runs: Path) -> Check:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Check("disk", "failed", f"{folder} cannot be written: {error.strerror}", "try log.dir=<another folder>")
+        return Check("disk", "failed", f"cannot write to {folder}: {error.strerror}", "try log.dir=<another folder>")
     if free < LITTLE_DISK_GB:
         return Check("disk", "warning", text, "free some space, or try log.dir=<another folder>")
     return Check("disk", "ok", text)
@@ -185,7 +185,7 @@ def _kernel_cache() -> Check:
         reason = str(error).partition("; try ")[0].partition(". Try ")[0]
         text = f"{reason}: sim=mjwarp and sim=newton cannot run"
         return Check("kernels", "failed" if cuda else "warning", text, "set WARP_CACHE_PATH to a writable folder")
-    text = f"{folder}: {len(modules)} modules" if modules else f"{folder}: empty; the first run compiles for minutes"
+    text = f"{folder}: {len(modules)} modules" if modules else f"{folder}: empty; the first run compiles kernels"
     return Check("kernels", "ok", text)
 
 
@@ -206,5 +206,5 @@ def _wandb() -> Check:
 
     mode, reason = wandb_mode()
     if reason:
-        return Check("W&B", "ok", f"{mode} ({reason}); runs are kept for `wandb sync`")
+        return Check("W&B", "ok", f"{mode} ({reason}); runs are stored locally for `wandb sync`")
     return Check("W&B", "ok", f"{mode}, or offline if the server does not answer in {INIT_TIMEOUT_S:.0f} s")

@@ -44,7 +44,7 @@ def conclusion(stats: RunStats) -> str:
     }
     largest = max(shares, key=lambda name: shares[name])
     unknown = stats.on_gpu and stats.gpu_percent is None
-    hint = "; the driver does not report GPU utilisation, try gpusim-rl audit" if unknown else ""
+    hint = "; the driver does not report GPU utilisation: try gpusim-rl audit" if unknown else ""
     return f"nothing stands out: {largest} takes {_percent(shares[largest])} of the time{hint}"
 
 
@@ -55,7 +55,7 @@ def contact_buffers(run: RunStats) -> Finding | None:
     problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts, so physics is wrong"
     used = [1.1 if share is None else share for share in (run.njmax_used, run.nconmax_used)]  # full, if unknown
     if max(used) <= 1.0:
-        hint = "the limit is MuJoCo Warp's: use spheres and capsules instead of boxes or meshes, or other cell sizes"
+        hint = "MuJoCo Warp has a fixed limit: use spheres and capsules instead of boxes and meshes, or coarser terrain"
         return Finding(1.0, problem, hint=hint)
     if run.njmax and run.nconmax:
         room = {"njmax": run.njmax, "nconmax": run.nconmax}
@@ -89,7 +89,7 @@ def _memory(name: str, run: RunStats, used: float | None, limit: float | None) -
     if used is None or limit is None or used < 0.9 * limit:
         return None
     fits = min(_power_of_two(run.num_envs * 0.8 * limit / used), _power_of_two(run.num_envs - 1))
-    problem = f"{used:.1f} of {limit:.1f} GB {name} in use, close to the limit"
+    problem = f"{used:.1f} of {limit:.1f} GB of {name} in use, close to the limit"
     hint = "" if fits else "a smaller network, or a machine with more memory"
     return Finding(1.0, problem, (f"num_envs={fits}",) if fits else (), hint)
 
@@ -111,7 +111,7 @@ def graph_fallback(run: RunStats) -> Finding | None:
     problem, cost = f"graph={run.graph_mode}, because {run.graph_reason}", 0.3 if run.gpu_idle is None else run.gpu_idle
     in_update = run.graph_reason.startswith("the update ")
     settings = ("compile=off",) if in_update and run.compile else ()
-    hint = "this is independent of the task: please report it" if in_update else "change this in the task"
+    hint = "this is independent of the task: please report it" if in_update else "fix this in the task"
     return Finding(max(0.05, cost), problem, settings, "" if settings else hint)
 
 
@@ -120,7 +120,7 @@ def transfer_bound(run: RunStats) -> Finding | None:
     if run.sim_device == run.rl_device or run.num_actors:  # actors send whole rollouts
         return None
     devices = f"physics on {run.sim_device}, policy on {run.rl_device}"
-    problem = f"{devices}: every control step waits for two copies; simulation takes {_percent(run.simulate)}"
+    problem = f"{devices}: two copies in every control step; simulation takes {_percent(run.simulate)}"
     together = f"sim={default_simulator('cuda').name} sim_device=null" if run.cpu_physics else "sim_device=null"
     settings = (together, "device=cpu sim_device=null rl_device=null")
     return Finding(max(0.1, run.simulate / 2), problem, settings)
@@ -142,10 +142,10 @@ def oversubscribed(run: RunStats) -> Finding | None:
     physics, torch = run.physics_threads or 0, run.torch_threads or 0
     if run.most_threads <= run.cpus:  # only all processes together have too many threads
         machine_cpus = run.machine_cpus or 0
-        problem = f"{run.local_processes} processes of {run.most_threads} threads on {_cpus(machine_cpus)}"
+        problem = f"too many threads: {run.local_processes} processes x {run.most_threads} on {_cpus(machine_cpus)}"
         hint = f"start fewer processes: torchrun --nproc-per-node={max(1, machine_cpus) // run.most_threads}"
         return Finding(1.0 - machine_cpus / (run.local_processes * run.most_threads), problem, hint=hint)
-    problem = f"{physics} physics threads and {torch} torch threads on {_cpus(run.cpus)}"
+    problem = f"too many threads: {physics} for physics and {torch} for torch on {_cpus(run.cpus)}"
     settings = ("sim.num_threads=null",) if physics > run.cpus else ()
     hint = f"start with OMP_NUM_THREADS={run.cpus}, or leave it unset" if torch > run.cpus else ""
     return Finding(1.0 - run.cpus / run.most_threads, problem, settings, hint)
@@ -156,8 +156,8 @@ def busy_machine(run: RunStats) -> Finding | None:
     if not run.cpu_physics or not run.contended or run.too_many_threads or run.actor_engine == "ray":
         return None
     load = f"load {run.load:.1f} on {_cpus(run.machine_cpus or 0)}"
-    problem = f"{load}: other processes leave this run {run.cpu_percent:.0f} % of its CPU time"
-    return Finding(run.cpu_idle or 0.0, problem, hint="stop them, or separate the CPUs of runs with taskset")
+    problem = f"{load}: other processes leave this run only {run.cpu_percent:.0f} % of its CPU time"
+    return Finding(run.cpu_idle or 0.0, problem, hint="stop them, or pin runs to separate CPUs with taskset")
 
 
 def unused_cpus(run: RunStats) -> Finding | None:
@@ -166,7 +166,7 @@ def unused_cpus(run: RunStats) -> Finding | None:
     if not run.cpu_physics or threads is None or threads >= run.cpus or run.simulate < 0.4:
         return None
     setting = f"num_envs={16 * run.cpus}" if threads == run.num_envs else "sim.num_threads=null"
-    problem = f"physics runs on {threads} of {_cpus(run.cpus)}, {_percent(run.simulate)} of the time"
+    problem = f"physics uses {threads} of {_cpus(run.cpus)} and takes {_percent(run.simulate)} of the time"
     return Finding(run.simulate * (1 - threads / run.cpus), problem, (setting,))
 
 
@@ -175,7 +175,7 @@ def warp_on_cpu(run: RunStats) -> Finding | None:
     if run.sim_device != "cpu" or run.sim not in SIMULATORS or not SIMULATORS[run.sim].uses_warp:
         return None
     share = 1.0 - (run.actor_wait or 0.0) if run.num_actors else run.simulate
-    problem = f"sim={run.sim} on the CPU runs on one thread, {_percent(share)} of the time"
+    problem = f"sim={run.sim} on the CPU uses only one thread and takes {_percent(share)} of the time"
     return Finding(share / 2, problem, (f"sim={default_simulator('cpu').name}",))
 
 
@@ -191,7 +191,7 @@ def simulation_bound(run: RunStats) -> Finding | None:
     slower, control_hz = (run.physics_hz or 0.0) / 2, run.control_hz
     possible = control_hz and slower >= control_hz and slower % control_hz == 0
     settings = (f"task.physics_hz={slower:g}",) if possible else ()
-    hint = f"{'or ' if settings else ''}fewer contacts, simpler geoms in the task's scene"
+    hint = f"{'or ' if settings else ''}fewer contacts or simpler geoms in the task's scene"
     return Finding(run.simulate / 2, problem, settings, hint)
 
 
@@ -200,7 +200,7 @@ def update_bound(run: RunStats) -> Finding | None:
     if run.minibatches is None or run.update - (run.sums or 0.0) < 0.5 or small_minibatches(run):
         return None
     epochs = run.epochs or 1
-    problem = f"update-bound: learning takes {_percent(run.update)} of the time, {epochs} epoch{'s' * (epochs > 1)}"
+    problem = f"update-bound: learning takes {_percent(run.update)} of the time ({epochs} epoch{'s' * (epochs > 1)})"
     fewer = (f"{run.algo}.epochs={epochs // 2}",) if epochs > 1 else ()
     compiled = ("compile=learner",) if run.rl_device.startswith("cuda") and not run.compile else ()
     return Finding(run.update / 2, problem, (*fewer, *compiled), "" if fewer else "a smaller network")

@@ -204,7 +204,7 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
     if missing := [name for name in NEEDED if name not in content.columns]:
         raise ConfigError(f"no column {', '.join(missing)}", key=str(file))
     if content.damaged:
-        raise ConfigError(f"damaged line {content.damaged}", key=str(file), hint="Resuming the run repairs it")
+        raise ConfigError(f"damaged line {content.damaged}", key=str(file), hint="Resume the run to repair it")
     if not content.lines:
         raise ConfigError("no rows", key=str(file), hint=LATER)
     rows: list[Row] = []
@@ -213,7 +213,7 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
         row = {name: float(text) if text else None for name, text in zip(content.columns, cells, strict=True)}
         seconds, now = row["time/iteration_s"] or 0.0, row["env_steps"] or 0.0
         if not (0.0 < seconds < math.inf and steps < now < math.inf):
-            raise ConfigError(f"damaged line {number}: env_steps or time/iteration_s", key=str(file))
+            raise ConfigError(f"invalid env_steps or time/iteration_s in line {number}", key=str(file))
         steps = now
         if number - 2 < most // 2 or count - (number - 2) <= most - most // 2:
             rows.append(row)

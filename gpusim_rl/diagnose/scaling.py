@@ -70,7 +70,7 @@ def recommend(measured: Mapping[str, Points], *, task: str, tuned_envs: int) -> 
         if best == "cpu":
             share = percent(1 - measured["cpu"][knees["cpu"]].phases.get("log", 0.0))
             work = f"{share} of the time at {knees['cpu']} envs is physics, policy and learning"
-            reasons.append(f"no GPU was measured. {work}, which a GPU would do")
+            reasons.append(f"no GPU was measured; {work}, which would run on it")
     if knees[best] != tuned_envs:
         reasons.append(f"{task} is tuned for {tuned_envs} envs; with {knees[best]}, learning per sample differs")
     return Recommendation(best, knees[best], speedup, reasons)
@@ -86,7 +86,7 @@ def _about_knee(device: str, points: Points, at: int) -> str:
     usable = [num_envs for num_envs in more if num_envs in measured and fits(points[num_envs])]
     if usable:
         best = max(gain_per_doubling(points, at, num_envs) for num_envs in usable)
-        return f"{speed}; more (up to {usable[-1]}) gain {percent(max(best, 0.0))} per doubling at most"
+        return f"{speed}; more (up to {usable[-1]}) gain at most {percent(max(best, 0.0))} per doubling"
     fewer = [num_envs for num_envs in measured if num_envs < at]
     gain = ""
     if fewer:
@@ -105,7 +105,7 @@ def _doubts(device: str, points: Points) -> list[str]:
         slower = 1.0 - measured[many].env_steps_per_s / measured[few].env_steps_per_s
         if slower > SLOWER:
             compared = f"{many} envs on {device} were {percent(slower)} slower than {few}"
-            doubts.append(f"{compared}: other programs ran, or the machine was hot; measure again")
+            doubts.append(f"{compared}: other programs were running, or the machine was too hot; measure again")
     return doubts + _crowded(measured, f" envs on {device}")
 
 
@@ -121,14 +121,14 @@ def _as_fast(one: Measurement, other: Measurement) -> bool:
 
 def _about_both(cpu: Measurement, gpu: Measurement, task: str) -> str:
     speedup = gpu.env_steps_per_s / cpu.env_steps_per_s
-    numbers = f"{gpu.env_steps_per_s:,.0f} against {cpu.env_steps_per_s:,.0f} env steps/s"
+    numbers = f"{gpu.env_steps_per_s:,.0f} env steps/s against {cpu.env_steps_per_s:,.0f} on the CPU"
     if _as_fast(cpu, gpu):
-        return f"a GPU is not worth it for {task}: as fast as the CPU within the variation of iterations, {numbers}"
+        return f"a GPU is not worth it for {task}: as fast as the CPU, within iteration noise, {numbers}"
     if speedup >= CLEARLY:
         return f"a GPU is worth it for {task}: {speedup:.1f} times as fast, {numbers}"
     if speedup > 1 / CLEARLY:
         return f"a GPU is hardly worth it for {task}: {speedup:.2f} times as fast, {numbers}"
-    return f"a GPU is not worth it for {task}: the CPU is {1 / speedup:.1f} times as fast ({numbers} on the GPU)"
+    return f"a GPU is not worth it for {task}: the CPU is {1 / speedup:.1f} times as fast ({numbers})"
 
 
 def efficiency(points: Points) -> dict[int, float]:
@@ -155,7 +155,7 @@ def reasons(points: Points, unit: str) -> list[str]:
         sentences.append(f"why not {more}: {why}")
     sentences += [f"{count} could not be measured: {error}" for count, error in failed.items()]
     if age := _age(measured[at]):
-        sentences.append(f"with {at}, {age}: fewer may need fewer samples")
+        sentences.append(f"with {at}, {age}: fewer {unit} may need fewer samples")
     return sentences + _crowded(measured, "")
 
 
@@ -164,23 +164,23 @@ def _about_number(at: int, measured: Points, unit: str) -> str:
     fewest = min(speeds)
     sentence = f"{unit}={at}: {speeds[at]:,.0f} env steps/s"
     if at > fewest:
-        sentence += f", {speeds[at] / speeds[fewest]:.2f} times as many as {fewest}"
+        sentence += f", {speeds[at] / speeds[fewest]:.2f} times as many as with {fewest}"
     if at == max(speeds):
         return f"{sentence}, the maximum measured" + ("" if len(speeds) == 1 else "; more may be faster")
     change = max(speed for count, speed in speeds.items() if count > at) / speeds[at] - 1
-    return f"{sentence}; more (up to {max(speeds)}) gain {percent(max(change, 0.0))} at most"
+    return f"{sentence}; more (up to {max(speeds)}) gain at most {percent(max(change, 0.0))}"
 
 
 def _why_not(point: Measurement, unit: str) -> str:
     wait, causes = point.learner_wait, []
     if unit == "processes" and wait is not None and wait >= 0.2:
-        causes.append(f"{percent(wait)} of the time is spent in sums over the processes, waiting for the slowest")
+        causes.append(f"{percent(wait)} of the time is spent in sums over processes, waiting for the slowest one")
     if unit == "actors" and wait is not None and wait < 0.1:
         causes.append(f"the learner is saturated: it waits {percent(wait)} for rollouts")
     if point.actor_wait is not None and point.actor_wait >= 0.3:
         causes.append(f"actors wait {percent(point.actor_wait)} of the time for the learner")
     if point.cpu_percent is not None and point.cpu_percent > BUSY:
-        causes.append(f"the CPUs are busy {point.cpu_percent:.0f} %")
+        causes.append(f"the CPUs are {point.cpu_percent:.0f} % busy")
     return "; ".join(filter(None, (*causes, _age(point))))
 
 

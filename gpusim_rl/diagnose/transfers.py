@@ -116,7 +116,7 @@ def _audit_cuda(loop: Loop, iterations: int) -> Audit:
     events = _trace(loop, iterations)
     if not any(event.get("cat") == "kernel" for event in events):
         hint = "Stop other profilers, or check NVreg_RestrictProfilingToAdminUsers"
-        raise ConfigError("the profiler recorded no kernel on this GPU", hint=hint)
+        raise ConfigError("the profiler recorded no kernels on this GPU", hint=hint)
     reading = read_events(events)
     locations = _sync_warnings(loop, iterations, phases)
     for location, count in locations.items():
@@ -183,7 +183,7 @@ def violations(result: Audit, rows: int) -> list[str]:
             for count, limit, kind in (
                 (work.to_device.count, 0, f"copies to the device ({work.to_device.bytes} bytes)"),
                 (work.to_host.count, allowed, f"copies to the host ({work.to_host.bytes} bytes)"),
-                (sum(work.syncs.values()), allowed, "waits of the host"),
+                (sum(work.syncs.values()), allowed, "host syncs"),
             )
             if count > limit
         ]

@@ -68,7 +68,7 @@ def test_sync_in_task_is_found_by_line(audited):
     steps = 2 * trainer.algorithm.horizon
     copies, syncs, place = transfers.violations(result, rows=2)
     assert copies.startswith(f"rollout: {steps} copies ") and f"({8 * steps} bytes)" in copies
-    assert syncs.startswith(f"rollout: {steps} waits ")
+    assert syncs.startswith(f"rollout: {steps} host syncs ")
     assert place == f"rollout: {steps} x item at tests/diagnose/test_transfers.py:{READS_AT}"
 
 
@@ -137,7 +137,7 @@ def test_cuda_violations_name_line_and_function(monkeypatch):
     fake = FakeDevice(monkeypatch, trace(warned=True), warned=True)
     lines = transfers.violations(transfers.audit(fake.loop, warm_up=0, iterations=1), rows=1)
     assert lines[0].startswith("rollout: 1 copies to the device (8 bytes)")
-    assert lines[1].startswith("rollout: 1 waits ")
+    assert lines[1].startswith("rollout: 1 host syncs ")
     assert any("1 x sync at tests/diagnose/test_transfers.py:" in line for line in lines)
     assert f"rollout: 1 x {HTOD} at tasks/ant.py:80 (in rewards)" in lines
 
@@ -145,7 +145,7 @@ def test_cuda_violations_name_line_and_function(monkeypatch):
 def test_sync_warned_by_torch_alone_is_violation(monkeypatch):
     fake = FakeDevice(monkeypatch, trace(), warned=True)
     [line, place] = transfers.violations(transfers.audit(fake.loop, warm_up=0, iterations=1), rows=1)
-    assert line.startswith("rollout: 1 waits ") and "sync at tests/diagnose/test_transfers.py:" in place
+    assert line.startswith("rollout: 1 host syncs ") and "sync at tests/diagnose/test_transfers.py:" in place
 
 
 def test_trace_without_kernels_is_an_error(monkeypatch):
