@@ -64,7 +64,7 @@ def write_all(
         default = player.run_dir / ("export" if order is None else f"export-{order}")
         folder = out or (default if overwrite else free_name(default))
         if out is None and folder != default:
-            warn(f"{default} exists, writing {folder.name} next to it; --overwrite replaces it")
+            warn(f"{default} exists; writing {folder.name} next to it. Use --overwrite to replace it")
         temporary = temporary_name(folder)
         try:
             temporary.mkdir()
@@ -143,7 +143,7 @@ def _compared(model: ExportedPolicy, player: Player, folder: Path, files: dict[s
                 parity.require(result, file)
             elif not parity.usable_int8(result, isinstance(player.env.action_space, MultiDiscrete)):
                 counts = f"{result.others} of {result.observations} actions differ"
-                warn(f"skipping {file}: error of 8-bit weights up to {result.max_error:.2g}, {counts}")
+                warn(f"skipping {file}: 8-bit weights cause errors up to {result.max_error:.2g}, and {counts}")
                 errors[kind]["refused"] = True
                 (folder / file).unlink()
                 continue

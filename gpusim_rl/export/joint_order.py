@@ -48,7 +48,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     """Return a vendor's order for a task's policy; raise ConfigError if joints, actions or observations do not fit."""
     key, hint = f"--order {vendor}", "Try without --order"
     if not isinstance(env, VecEnv):
-        raise ConfigError("envs of another library have unknown joints", key=key, hint=hint)
+        raise ConfigError("not supported for envs of another library", key=key, hint=hint)
     model, sources = env.sim.scene.model, env.task.sources
     joints = [j for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
     names = [model.joint(j).name.rpartition("/")[2].removesuffix("_joint") for j in joints]
@@ -56,7 +56,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     if sorted(known) != sorted(names):
         unknown, lacking = ([n for n in one if n not in two] for one, two in ((names, known), (known, names)))
         problem = f"{vendor} has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
-        raise ConfigError(problem, key=key, hint=f"{hint} and look up joints by name on the card")
+        raise ConfigError(problem, key=key, hint=f"{hint}, and look up joints by name in policy.json")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for _, a in control_names(model)]
     terms = env.obs_terms.get("policy", ())

@@ -203,8 +203,8 @@ def usable_int8(parity: Parity, discrete: bool) -> bool:
 def require(parity: Parity, name: str) -> None:
     """Raise ConfigError if a file's error is too large, or if too many of its actions differ."""
     if not parity.max_error <= parity.allowed or parity.borders > BORDER * parity.observations:
-        problem = f"differs from the policy by {parity.max_error:.2g} (expected at most {parity.allowed:.2g}), and in"
-        problem += f" {parity.borders} of {parity.observations:,} actions; nothing was written"
+        problem = f"maximum error {parity.max_error:.2g} (expected at most {parity.allowed:.2g});"
+        problem += f" {parity.borders} of {parity.observations:,} actions differ. Nothing was written"
         raise ConfigError(problem, key=name, hint="Try another version of onnxruntime or torch")
 
 

@@ -139,7 +139,7 @@ def plain_function(npz: bytes) -> Callable[[dict[str, Any]], list[Any]]:
     """Build a function from an npz file with an ONNX graph's arrays and operations."""
     with zipfile.ZipFile(io.BytesIO(npz)) as archive:
         if any(entry.compress_type for entry in archive.infolist()):
-            raise ValueError("compressed arrays: a few bytes could expand to gigabytes")
+            raise ValueError("compressed arrays are not supported: a few bytes could expand to gigabytes")
     arrays = dict(np.load(io.BytesIO(npz)))
     graph = json.loads(str(arrays.pop("graph")))
 

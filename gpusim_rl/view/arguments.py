@@ -19,7 +19,7 @@ def check_video(path: Path, size: tuple[int, int]) -> None:
     if path.suffix != ".mp4":
         raise ConfigError(key="video", expected="a name ending in .mp4", got=path.name)
     if size[0] % 2 or size[1] % 2 or min(size) < 2:
-        raise ConfigError(key="width and height of a video", expected="even numbers", got=size)
+        raise ConfigError(key="video width and height", expected="even numbers", got=size)
 
 
 def check_out(out: Path | None, *endings: str, overwrite: bool) -> None:

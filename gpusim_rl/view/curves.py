@@ -111,7 +111,7 @@ def read_run(folder: Path) -> SavedCurves:
         raise ConfigError("no metrics.csv: it was deleted, or the first iteration is still running", key=str(folder))
     content = read_csv(run.metrics_csv)
     if "iteration" not in content.columns:
-        raise ConfigError("no column 'iteration': empty, or not metrics of a run", key=str(run.metrics_csv))
+        raise ConfigError("no column 'iteration': not the metrics of a run", key=str(run.metrics_csv))
     if content.damaged:
         warn(f"{run.metrics_csv} is damaged at line {content.damaged}; the curve ends there")
     config = run.config
@@ -120,7 +120,7 @@ def read_run(folder: Path) -> SavedCurves:
     except (KeyError, TypeError):
         target = algorithm = seed = None
     if not (isinstance(target, str) and isinstance(algorithm, str) and isinstance(seed, int)):
-        expected = "a seed, and the sections task and algo"
+        expected = "a seed, a `task` section and an `algo` section"
         raise ConfigError("not the settings of a run", key=str(run.config_yaml), expected=expected)
     unused = tuple(f"{name}." for name in ALGORITHMS if name != algorithm)  # tuned values of other algorithms
     settings = {name: value for name, value in flat(config) if not name.startswith((*FREE, *unused))}

@@ -92,7 +92,7 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
         return spec.task_class.scene(spec.cfg.task)
     files = {file.stem: file for file in assets_dir().rglob("*.xml")}
     if robot not in files and not robot.startswith("menagerie:") and not robot.endswith((".xml", ".urdf")):
-        hint = f"{did_you_mean(robot, [*known, *files])} Others: a path, menagerie:<robot>"
+        hint = f"{did_you_mean(robot, [*known, *files])} Try a path or menagerie:<robot>"
         raise ConfigError(f"no task or robot named {robot!r}", hint=hint)
     return scene_of(files.get(robot) or robot_file(robot))
 

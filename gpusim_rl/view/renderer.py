@@ -192,7 +192,7 @@ def make_renderer(
     try:
         renderer = RayRenderer(scene, camera, grid)
     except (ConfigError, NotImplementedError, RuntimeError, ValueError) as error:
-        problem = f"{missing}, and MuJoCo Warp cannot draw this scene ({first_line(error)[:80]})"
+        problem = f"{missing}, and MuJoCo Warp cannot render this scene ({first_line(error)[:80]})"
         raise ConfigError(problem, hint=fix) from None
     say(f"{missing}; using MuJoCo Warp's ray caster. {fix}", file=sys.stderr)
     return renderer

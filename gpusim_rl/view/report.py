@@ -267,7 +267,7 @@ def _changed(groups: Sequence[Group], config_dir: str | None) -> tuple[list[dict
         learner = str(_section(runs[0].run.environment, "learner").get("device"))
         task = _task_name(runs[0])
         if task not in tasks(config_dir, outside=True):
-            raise ConfigError(f"task {task} has no yaml here")
+            raise ConfigError(f"no yaml found for task {task}")
         device, recipe = "cuda" if learner.startswith("cuda") else "cpu", runs[0].config.get("recipe") or "auto"
         words = [f"task={task}", f"algo={runs[0].config['algo']['name']}", f"device={device}", f"recipe={recipe}"]
         if not all(SAFE.fullmatch(word) for word in words):

@@ -107,7 +107,7 @@ def draw(
     try:
         drawn = make_renderer(scene, qpos, SMOOTH * width, SMOOTH * height, renderer, camera)
     except mujoco.FatalError as error:  # the largest buffer depends on the OpenGL driver
-        problem = f"cannot draw {SMOOTH * width}x{SMOOTH * height} pixels for an image of {width}x{height}: {error}"
+        problem = f"cannot render {SMOOTH * width}x{SMOOTH * height} pixels for an image of {width}x{height}: {error}"
         raise ConfigError(problem, hint="Try a smaller --width and --height") from None
     with closing(drawn):
         large = drawn.render(qpos).reshape(height, SMOOTH, width, SMOOTH, 3)

@@ -47,7 +47,7 @@ def video_writer(
     try:
         program = ffmpeg.get_ffmpeg_exe()
     except RuntimeError as error:
-        raise ConfigError(f"no ffmpeg: {first_line(error)}", key=needed_by) from None
+        raise ConfigError(f"ffmpeg is not available: {first_line(error)}", key=needed_by) from None
     with writing(path) as file:
         command = [program, "-y", *raw, *coded, f"file:{file.name}"]
         # A new session shields ffmpeg from Ctrl-C; this process stops it.
@@ -62,7 +62,7 @@ def video_writer(
                 broken = False
             message = process.communicate()[1].decode(errors="replace").strip()
             if process.returncode or broken or not os.fstat(file.fileno()).st_size:
-                raise OSError(f"ffmpeg ended with exit code {process.returncode}: {message.rpartition(chr(10))[2]}")
+                raise OSError(f"ffmpeg exited with code {process.returncode}: {message.rpartition(chr(10))[2]}")
         finally:
             process.kill()
             with suppress(OSError):
@@ -94,7 +94,7 @@ def seen(player: Player) -> list[np.ndarray]:
     """Return each env's newest policy image, uint8 [height, width, 3], or raise ConfigError."""
     images = player.images
     if not images:
-        raise ConfigError(f"{player.name} has no images", key="--renderer policy", hint="Try --renderer auto")
+        raise ConfigError(f"{player.name} observes no images", key="--renderer policy", hint="Try --renderer auto")
     return list(newest(next(iter(images.values()))))
 
 

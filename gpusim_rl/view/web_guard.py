@@ -63,12 +63,12 @@ class Guard:
         `Origin`, or `Host` after DNS rebinding, reveals another site's page; `own` is the server's address.
         """
         if self.host is None:
-            return "it accepts no visitors"
+            return "this server accepts no connections"
         names = {*LOOPBACK, self.host.lower(), own[0]}
         names |= {socket.gethostname().lower()} if self.host in ANY else set()
         if len(hosts) != 1 or not _is_own(hosts[0], names, own[1]):
             name = "localhost" if self.host in LOOPBACK else own[0] if self.host in ANY else self.host
-            return f"its address is http://{name}:{own[1]}"
+            return f"the address of this page is http://{name}:{own[1]}"
         if origins not in ([], [f"http://{hosts[0]}"]):
             return "the request comes from another site"
         # A query could point viser's page to another server, which may run code in it.
@@ -107,7 +107,7 @@ class Guard:
             hosts, origins = (received.headers.get_all(name) for name in ("Host", "Origin"))
             problem = self.problem((host.removeprefix("::ffff:"), port), hosts, origins, received.path)
             if problem:
-                return connection.respond(http.HTTPStatus.FORBIDDEN, f"This page is refused: {problem}.\n")
+                return connection.respond(http.HTTPStatus.FORBIDDEN, f"Access denied: {problem}.\n")
             if len(connection.server.connections) >= CLIENTS:  # open ones; handlers include handshakes
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many open pages.\n")
             response = inner(connection, received)
