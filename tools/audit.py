@@ -84,8 +84,8 @@ def show(report: dict[str, Any]) -> None:
         f" ({report['precision']}); {report['method']}; per iteration, mean of {report['iterations']}",
         *table_lines([columns, *rows], right=columns[1:], width=None),
     )
-    ok = "ok: a steady iteration copies and waits for nothing but the row of metrics"
-    not_ok = "NOT ok: a steady iteration may copy the row of metrics, and nothing else"
+    ok = "ok: in steady state, an iteration copies and waits for nothing but the metrics row"
+    not_ok = "NOT ok: in steady state, an iteration may copy only the metrics row"
     say(*report["violations"], ok if report["ok"] else not_ok)
 
 

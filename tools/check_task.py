@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pytest import CollectReport, TestReport
 
 MEND = {
-    "yaml_sets_every_config_field_and_nothing_else": "below task:, set every Config field and nothing else",
+    "yaml_sets_every_config_field_and_nothing_else": "set every Config field, and nothing else, below task:",
     "config_class_has_no_defaults": "remove the defaults of the Config class; the yaml has the values",
     "yaml_keys_reach_the_composed_settings": "start with '# @package _global_'; put the task's keys below task:",
     "class_docstring_matches_observations_and_actions": (
@@ -45,12 +45,12 @@ MEND = {
     "reward_is_the_sum_of_its_terms": "return the same terms in every step, with snake_case names",
     "final_obs_equals_run_without_resets": "compute each env from its own state, whether or not other envs are reset",
     "observe_and_terminated_have_no_side_effects": "sample and write state in `advance`; these hooks run twice",
-    "returned_tensors_are_never_overwritten": "return new tensors, not those that the next step writes into",
-    "task_state_is_tensors_written_in_place": "make tensors in __init__, write in place: self.x.copy_(...)",
+    "returned_tensors_are_never_overwritten": "return new tensors, not buffers that the next step overwrites",
+    "task_state_is_tensors_written_in_place": "create tensors in __init__ and update them in place: self.x.copy_(...)",
     "restored_env_continues_bit_identically": "keep all task state in the task's own tensors",
-    "diverged_env_is_reset_without_affecting_others": "compute an env from its own row: no mean, sum or max over envs",
+    "diverged_env_is_reset_without_affecting_others": "compute each env from its own row: no mean or sum over envs",
     "envs_can_be_randomized": "read masses and sizes from the sim in each step, not once from the scene",
-    "mirror_image_moves_like_the_original": "correct the term's kind in mirrors; make the default pose symmetric",
+    "mirror_image_moves_like_the_original": "correct the term's kind in `mirrors`; make the default pose symmetric",
     "iteration_has_no_host_sync": "replace .item(), .cpu(), float(), 'if tensor', nonzero, x[mask] with torch.where",
     "task_trains_on_every_simulator": "use only the interface of gpusim_rl.sim; --sim selects the simulators to try",
 }

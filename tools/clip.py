@@ -108,11 +108,11 @@ def record(args: argparse.Namespace) -> None:
             if step >= steps - frames:
                 states.append((sim.qpos[0].cpu().numpy().copy(), sim.qvel[0].cpu().numpy().copy()))
             if bool(player.step().done.any()):
-                hint = "Try fewer --seconds, or another --seed or --command"
+                hint = "Try a smaller --seconds, or another --seed or --command"
                 raise ConfigError(f"the episode ended after {step / hz:.3g} s", hint=hint)
             if steps - frames <= step < steps - 1 and placed[-1]:
                 problem = f"the task reset the pose of {robot!r} after {(step + 1) / hz:.3g} s"
-                raise ConfigError(problem, hint="Try --skip 0, or fewer --seconds")
+                raise ConfigError(problem, hint="Try --skip 0, or a smaller --seconds")
         qpos, qvel = (np.stack(values) for values in zip(*states, strict=True))
         clip = from_states(sim.scene, robot, qpos, qvel, hz)
     try:
@@ -149,7 +149,7 @@ def open_run(args: argparse.Namespace, changes: dict[str, object]) -> Player:
     player = Player.open(args.run, trust=args.trust, config_dir=args.config_dir, changes=changes)
     if not isinstance(player.env, VecEnv):
         player.close()
-        raise ConfigError("envs of another library have no model for poses", key=player.name)
+        raise ConfigError("envs of another library are not supported", key=player.name)
     return player
 
 

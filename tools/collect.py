@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 EPISODES, MOST_ENVS, STEPS_ENVS = 20, 64, 16
 SETTINGS = "task=", "task.", "sim=", "sim.", "device="  # prefixes of settings that a script's envs accept
-SCRIPT = "A script must define controller(task), which returns a function that returns actions"
+SCRIPT = "A script must define controller(task), which returns a function that computes actions"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,7 +84,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         try:
             args.keep = float(args.keep)
         except ValueError:
-            raise ConfigError(key="--keep", expected="success, or a minimum return", got=args.keep) from None
+            raise ConfigError(key="--keep", expected="'success' or a minimum return", got=args.keep) from None
     import torch
 
     from gpusim_rl.learn import demonstrations
@@ -112,7 +112,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         kept = [episode for episode in episodes if keeps(args.keep, episode, env.name)]
         if not kept:
             best = max(episode.reward for episode in episodes)
-            raise ConfigError(f"all {len(episodes)} episodes failed --keep; the best return is {best:.4g}")
+            raise ConfigError(f"no episode of {len(episodes)} passed --keep; the best return is {best:.4g}")
         new = joined(kept, env, executed=actor is None)
     try:
         shown = new if before is None else demonstrations.concatenate(before, new)
@@ -140,7 +140,7 @@ def open_run(args: argparse.Namespace, run: str) -> Player:
     from gpusim_rl.view.player import Player
 
     if args.settings:
-        raise ConfigError("a run has its own settings", key=args.settings[0], hint="Try without settings")
+        raise ConfigError("a run's settings cannot be changed", key=args.settings[0], hint="Remove the settings")
     demo = paths.demos_dir() / run
     if demo.is_dir() and not Path("runs", run).exists() and not Path(run).exists():
         run = str(demo)
@@ -162,12 +162,12 @@ def open_script_envs(args: argparse.Namespace) -> Player:
     from gpusim_rl.view.player import Player
 
     if args.explore:
-        raise ConfigError("a script has no exploration noise", key="--explore")
+        raise ConfigError("not supported with a script", key="--explore")
     if not any(setting.startswith("task=") for setting in args.settings):
-        raise ConfigError("no task", key=args.source, hint=f"Try {shlex.quote(args.source)} task=<task>")
+        raise ConfigError("no task given", key=args.source, hint=f"Try {shlex.quote(args.source)} task=<task>")
     for setting in args.settings:
         if not setting.startswith(SETTINGS):
-            raise ConfigError(key=setting, expected="task.<setting> or sim.<setting>", hint="Try a flag: --num-envs")
+            raise ConfigError(key=setting, expected="task.<setting> or sim.<setting>", hint="Try flags: --num-envs")
     import_from_current_folder()
     sim = [] if args.sim is None else [f"sim={args.sim}"]
     spec = load_spec(compose([*args.settings, *sim], args.config_dir), [])
@@ -205,14 +205,14 @@ def script_of(name: str, env: VecEnv) -> Callable[[], Tensor]:
     spec.loader.exec_module(module)
     controller: Any = getattr(module, "controller", None)
     if not callable(controller):
-        raise ConfigError("no function controller", key=name, hint=SCRIPT)
+        raise ConfigError("no function named controller", key=name, hint=SCRIPT)
     wanted = getattr(controller, "__annotations__", {}).get("task")
     wanted = getattr(module, wanted, None) if isinstance(wanted, str) else wanted
     if isinstance(wanted, type) and issubclass(wanted, Task) and not isinstance(env.task, wanted):
         raise ConfigError(f"the script is for {wanted.__name__}, but the task is {env.name}", key=name)
     act: Any = controller(env.task)
     if not callable(act):
-        raise ConfigError(f"controller(task) returned a {type(act).__name__}", key=name, hint=SCRIPT)
+        raise ConfigError(f"controller(task) returned {type(act).__name__}, not a function", key=name, hint=SCRIPT)
     return cast("Callable[[], Tensor]", act)
 
 
@@ -271,8 +271,8 @@ def record(
             obs = {group: value.clone() for group, value in player.obs.items()}
             action = act()
             if not isinstance(action, torch.Tensor) or list(action.shape) != expected:
-                got = list(action.shape) if isinstance(action, torch.Tensor) else f"a {type(action).__name__}"
-                raise ConfigError(key=name, expected=f"actions {expected}", got=got)
+                got = f"shape {list(action.shape)}" if isinstance(action, torch.Tensor) else type(action).__name__
+                raise ConfigError(f"returned {got} as actions, expected a tensor of shape {expected}", key=name)
             action = action.to(env.task.actions).clone()
             step = player.step(action if actor is None else actor())
             if isinstance(env.action_space, Box):
@@ -310,7 +310,7 @@ def keeps(keep: str | float | None, episode: Episode, task: str) -> bool:
     if isinstance(keep, float):
         return episode.reward >= keep
     if math.isnan(episode.success) and not episode.diverged:
-        problem = f"{task} logs no success at the end of an episode"
+        problem = f"{task} does not log `success` at the end of episodes"
         raise ConfigError(problem, key="--keep success", hint="Try --keep <return>")
     return episode.success >= 0.5
 

@@ -66,7 +66,7 @@ def summary(card: dict) -> list[str]:
         f"one action on one thread, median of {latency['calls']:,} calls [us]: {times}",
     ]
     if borders := max((row["borders"] for row in parity["files"].values()), default=0):
-        lines.append(f"excluded: {borders} observations on the border between two actions")
+        lines.append(f"excluded: {borders} observations at the border between two actions")
     return lines
 
 

@@ -114,7 +114,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def new_task(args: argparse.Namespace) -> list[str]:
     """Write all files or none; return the lines to print."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", args.name):
-        raise ConfigError(key="name", expected="a class name of letters and digits", got=args.name, hint="Try Reach")
+        raise ConfigError(key="name", expected="a class name (letters and digits)", got=args.name, hint="Try Reach")
     if args.name in tasks():
         raise ConfigError(f"task {args.name!r} already exists", hint=f"Try My{args.name}")
     if not args.out.is_dir():
@@ -167,7 +167,7 @@ def take_settings(draft: Draft, file: Path) -> None:
     theirs = isaacgymenvs.read_settings(file)
     if not isinstance(theirs.get("env"), dict):
         hint = "Try isaacgymenvs/cfg/task/Ant.yaml"
-        raise ConfigError("not an IsaacGymEnvs task: no section 'env'", key=str(file), hint=hint)
+        raise ConfigError("not an IsaacGymEnvs task: no `env` section", key=str(file), hint=hint)
     name = str(theirs.get("name", file.stem))
     code = isaacgymenvs.read_code(file, name)
     for other in re.findall(r"""["']task/(\w+)\.yaml["']""", "".join(code)):  # Factory's classes read these at run time
@@ -177,7 +177,7 @@ def take_settings(draft: Draft, file: Path) -> None:
     others = {key: value for key, value in theirs.items() if key not in isaacgymenvs.SECTIONS}
     env = isaacgymenvs.snake_keys(others | section(theirs, "env"))
     if "num_envs" not in env:
-        draft.notes.append(f"{file.name} has no numEnvs: it is a base for other tasks")
+        draft.notes.append(f"{file.name} has no numEnvs, so it may be only a base for other tasks")
     draft.values_of, ignored = file.name, [key for key in ("viewer",) if key in theirs or key in env]
     draft.common = isaacgymenvs.read_rates(env, physics, str(file))
     ignored += [f"sim.{key}" for key in physics if key not in ("dt", "substeps")]
@@ -295,7 +295,7 @@ def fit_randomization(draft: Draft, scene: Scene) -> None:
         else:
             left.append(".".join(path))
     if left:
-        draft.notes.append(f"not randomised, not supported by MuJoCo or the robot: {', '.join(left)}")
+        draft.notes.append(f"not randomised, because MuJoCo or the robot lacks them: {', '.join(left)}")
     if draft.random.get("randomize") and not possible(kept):
         draft.random["randomize"] = False
         draft.notes.append("task.randomize is false: nothing can be randomised")
@@ -313,10 +313,10 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
         draft.notes.append(f"ignored {other}: not PPO; algo=ppo, sac and td3 keep our defaults")
         return
     if not algorithm.is_file() and (of_base := folder / f"{name}PPO.yaml").is_file():
-        draft.notes.append(f"PPO settings from {of_base.name}; there is no {algorithm.name}")
+        draft.notes.append(f"PPO settings from {of_base.name}, because {algorithm.name} does not exist")
         algorithm = of_base
     if not algorithm.is_file():
-        draft.notes.append(f"no PPO settings: there is no {algorithm}")
+        draft.notes.append(f"no PPO settings: {algorithm} does not exist")
         return
     params = section(isaacgymenvs.read_settings(algorithm), "params")
     whole = plain(compose(["task=Cartpole"]))["ppo"]
@@ -434,7 +434,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
     if not draft.from_menagerie and source.endswith(".xml"):
         spec = read_spec(source, draft.notes if draft.values_of else None)
         if lacking := add_missing_materials(spec) if draft.values_of else []:
-            draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}; they are white here")
+            draft.notes.append(f"{draft.robot} lacks the materials {', '.join(lacking)}; they are white in the task")
     if spec is not None and not 1e-6 <= spec.option.timestep <= 1.0:
         raise TaskError(key=f"{draft.robot}: timestep", expected="1e-6 to 1 s", got=spec.option.timestep)
     physics_hz = 200 if spec is None else number(1 / spec.option.timestep)
@@ -543,12 +543,12 @@ def read_old_spec(file: Path, notes: list[str]) -> mujoco.MjSpec:
             if (found := OBSOLETE.search(str(error))) is None:
                 raise TaskError(one_line(error), key=str(file)) from None
             attribute, element = found.groups()
-            notes.append(f"{file}: removed {attribute!r} of <{element}>, which MuJoCo dropped")
+            notes.append(f"{file}: removed {attribute!r} of <{element}>, which MuJoCo no longer supports")
             pattern = rf"(<{element}\b[^<>]*?)\s{attribute}\s*=\s*(\"[^\"]*\"|'[^']*')".encode()
             texts = {name: re.sub(pattern, rb"\1", text) for name, text in texts.items()}
         else:
             return spec
-    raise TaskError("more than 20 attributes that MuJoCo does not support", key=str(file))
+    raise TaskError("contains more than 20 attributes that MuJoCo does not support", key=str(file))
 
 
 def add_missing_materials(spec: mujoco.MjSpec) -> list[str]:
@@ -770,7 +770,7 @@ def read_robot(scene: Scene, feet: list[str], degrees: bool) -> LeggedRobot:
     legs = {foot.item.partition(":")[2]: {*limbs[bodies[foot.body]]} for foot in robot.feet}
     wrong = [f", unlike {one!r}" for one in legs for two in legs if one != two and legs[one] <= legs[two]]
     if feet and (wrong or len(legs) < 2):
-        expected = f"two or more, each on its own limb{''.join(wrong[:1])}"
+        expected = f"two or more feet, each on its own limb{''.join(wrong[:1])}"
         raise TaskError(key=f"--feet {','.join(feet)}", expected=expected, hint=f"Try two or more of {ends}")
     narrow = [
         f"{joint} from {math.degrees(low):.3g} to {math.degrees(high):.3g} degrees"

@@ -111,7 +111,7 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
 
     if args.policy == "trained":
         if args.settings:
-            raise ConfigError("a run has its own settings", key=args.settings[0], hint="Try without settings")
+            raise ConfigError("a run's settings cannot be changed", key=args.settings[0], hint="Remove the settings")
         options: dict[str, Any] = {"trust": args.trust, "config_dir": args.config_dir}
         player = Player.open(args.run, num_envs=args.num_envs, changes={"seed": args.seed}, **options)
     else:
@@ -186,7 +186,7 @@ def train(group: str, images: Tensor, args: argparse.Namespace, device: torch.de
         error = float(sum(errors)) / len(held_out)
         say(f"{epoch:5d}  {first:14.2f}  {second:10.2f}  {error:8.2f}  {time.perf_counter() - began:7.0f}")
         if not math.isfinite(first + second):
-            hint = "Try a smaller learning rate"
+            hint = "Try a smaller --learning-rate"
             raise ConfigError("the loss is not finite", key=f"--learning-rate {args.learning_rate:g}", hint=hint)
     return vae.eval(), error
 

@@ -71,7 +71,7 @@ def publish(args: argparse.Namespace) -> Path:
         before, after = (_evaluate(str(path), args) for path in (file, new))
         run_return, demo_return = before["return_mean"], after["return_mean"]
         if not abs(demo_return - run_return) <= CLOSE * abs(run_return):
-            problem = f"the demo's return {demo_return:.4g} is over {CLOSE:.0%} off the run's {run_return:.4g}"
+            problem = f"the demo's return {demo_return:.4g} differs from the run's {run_return:.4g} by over {CLOSE:.0%}"
             raise ConfigError(problem, hint=f"Try more episodes: --num-envs {4 * args.num_envs}")
         _write_card(new / "demo.json", state, run, after, args.note)
         shutil.rmtree(out, ignore_errors=True)

@@ -54,7 +54,7 @@ def snapshot(args: argparse.Namespace) -> Path:
         env = player.env
         if not isinstance(env, VecEnv):
             hint = f"Try gpusim-rl record {shlex.quote(args.run)}"
-            raise ConfigError("snapshots need one of our simulators", key=player.name, hint=hint)
+            raise ConfigError("envs of another library are not supported", key=player.name, hint=hint)
         for _ in range(args.steps):
             player.step()
         sim = env.sim

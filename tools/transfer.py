@@ -90,7 +90,7 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name in wanted:
         if name not in GROUPS:
             hint = f"{did_you_mean(name, GROUPS)} Available: {', '.join(GROUPS)}"
-            raise ConfigError("no such variants", key=f"--only {name}", hint=hint)
+            raise ConfigError("unknown variants", key=f"--only {name}", hint=hint)
     import_extra("matplotlib", "view", "transfer")
     with closing(open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = plan(probe, args.seconds)
@@ -123,7 +123,7 @@ def open_player(args: argparse.Namespace, sim: str, num_envs: int, changes: Mapp
 
     if not isinstance(player.env, VecEnv):
         player.close()
-        raise ConfigError("physics of another library cannot be varied", key=player.name)
+        raise ConfigError("envs of another library are not supported", key=player.name)
     return player
 
 

@@ -108,7 +108,7 @@ def test_bad_input_is_rejected_in_one_line(tool_here, arguments, line):
     ("arguments", "line"),
     [
         (("Nothing",), "no checkpoint 'Nothing'"),
-        (("Cartpole", "--width", "321"), "width and height of a video: "),
+        (("Cartpole", "--width", "321"), "video width and height: "),
         (("Cartpole", "--out", "x.gif"), "--out: "),
     ],
 )
