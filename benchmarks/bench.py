@@ -238,7 +238,7 @@ def learn(args: argparse.Namespace) -> int:
                     print(f"error: {error}", file=sys.stderr)
                     failed = True
         except KeyboardInterrupt:
-            print("interrupted: stopping running trainings with a checkpoint", file=sys.stderr)
+            print("interrupted: stopping training runs, with a checkpoint each", file=sys.stderr)
             interrupted = True
         finally:  # do not start pending trainings; running ones save their results
             stop.set()

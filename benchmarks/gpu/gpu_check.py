@@ -256,7 +256,7 @@ def known(file: Path, report: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("schema", "git", "device", "quick", "overrides", "wanted"):
             if old[name] != report[name]:
                 raise ConfigError(
-                    f"--resume: {file} has a different {name}: {old[name]}, now {report[name]}; try another --out"
+                    f"--resume: {file} has {name}={old[name]}, but now {name}={report[name]}; try another --out"
                 )
         if gpus(old) != gpus(report):
             raise ConfigError(f"--resume: {file} was measured on {gpus(old)}, not {gpus(report)}; try another --out")
@@ -554,7 +554,7 @@ def run_bench(job: Job) -> Part:
             errors[count] = found
         job.keep(part("running"))
     if skipped:
-        say(f"bench: no time was left for {', '.join(map(str, sorted(skipped)))} envs; try --resume, or --budget-s")
+        say(f"bench: ran out of time for {', '.join(map(str, sorted(skipped)))} envs; try --resume, or --budget-s")
     return part("failed" if errors else "ok")
 
 

@@ -76,7 +76,7 @@ def running(words: Sequence[str]) -> Iterator[Child]:
         try:
             yield child
         except StopIteration:  # no more rows
-            sys.exit(f"{shlex.join(words)} ended with {child.process.wait()}:\n{child.output()}")
+            sys.exit(f"{shlex.join(words)} exited with code {child.process.wait()}:\n{child.output()}")
 
 
 def rows_of(child: Child) -> Iterator[Row]:

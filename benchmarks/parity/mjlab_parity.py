@@ -384,7 +384,7 @@ def main() -> int:
         print(f"\n{recording['task']}, {len(recording['next'])} states\n{table(rows)}")
         bad += [f"{name} model: {line}" for line in models]
         bad += [
-            f"{name} {row['kind']} {row['term']}: differs by {row['difference']:.2g}, at most {row['limit']:.2g}"
+            f"{name} {row['kind']} {row['term']}: differs by {row['difference']:.2g} (limit {row['limit']:.2g})"
             for row in rows
             if not agrees(row)
         ]

@@ -242,7 +242,7 @@ class Worker:
     def _last_words(self) -> str:
         code, line = self._child.process.wait(), self._child.last_line().strip()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"{line} ({how})" if line else f"exited with {how}"
+        return f"{line} ({how})" if line else f"failed ({how})"
 
 
 def measure(
