@@ -328,7 +328,7 @@ def test_actor_that_always_dies_ends_run_with_one_line(tmp_path: Path) -> None:
     ("typed", "expected"),
     [
         (["num_actors=2"], "num_actors=2"),
-        (["actors=process"], "algo=ppo learns only"),
+        (["actors=process"], "which learns only"),
         (["actors=process", "algo=impala", "multi_gpu=true"], "multi_gpu=false"),
         (["actors=process", "algo=impala", "sim_device=cuda"], "expected cpu"),
     ],

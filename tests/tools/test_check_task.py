@@ -70,7 +70,7 @@ def test_every_check_has_advice(load_tool):
         (["Wobly", "-cd", "my_cfg"], "Did you mean 'Wobbly'?"),
         (["Wobbly"], "unknown task 'Wobbly'"),
         (["Wobbly", "-cd", "nowhere"], "nowhere"),
-        (["Cartpole", "--sim", "mujuco"], "--sim: expected mujoco, mjwarp, newton, got mujuco"),
+        (["Cartpole", "--sim", "mujuco"], "--sim: expected any of mujoco, mjwarp, newton, got mujuco"),
     ],
 )
 def test_bad_input_is_rejected_in_one_line(folder, arguments, words):

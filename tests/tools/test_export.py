@@ -439,7 +439,7 @@ def test_parity_rejects_nan():
 
     obs = np.zeros((10_000, 1), dtype=np.float32)
     comparison = parity.compare(function(0.0), function(math.nan), (obs,), ())
-    with pytest.raises(ConfigError, match="by inf"):
+    with pytest.raises(ConfigError, match="error inf"):
         parity.require(comparison, "policy.onnx")
 
 

@@ -238,7 +238,7 @@ def test_report_of_task_without_yaml_omits_defaults(no_charts, write, seeds):
     overrides = seeds[0] / "overrides.yaml"
     overrides.write_text(overrides.read_text() + "- task=Balance\n")
     page, _ = write(seeds[0])
-    assert "task Balance has no yaml" in page.text
+    assert "no yaml found for task Balance" in page.text
 
 
 def test_replay_of_third_party_envs_is_an_animation(load_tool, seeds, monkeypatch):
