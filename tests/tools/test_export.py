@@ -655,7 +655,7 @@ def test_non_finite_policy_is_rejected_by_every_command(tool_here, train_here, r
     name, weights = next((name, value) for name, value in state["policy"].items() if value.is_floating_point())
     weights.view(-1)[0] = value
     checkpoint_file.save(run / "checkpoints" / "last.pt", state)
-    expected = f"run/checkpoints/last.pt: the policy ({name}) is NaN or infinite"
+    expected = f"run/checkpoints/last.pt: the policy ({name}) contains NaN or infinity"
     for done in (
         tool_here("export", run),
         tool_here("play", run, "--viewer", "none", "--steps", "2"),
