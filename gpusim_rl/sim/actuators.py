@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpusim_rl.errors import TaskError, available, did_you_mean
+from gpusim_rl.errors import TaskError, available
 
 Value = float | Mapping[str, float]  # one number for all joints, or one per joint name or pattern (`*_hip`)
 
@@ -36,7 +36,7 @@ def add_actuators(
 ) -> None:
     """Add an actuator to each joint; see `Scene.add_actuators`. `drivable` maps names to hinges and slides."""
     if kind not in INPUT:
-        raise TaskError(key="kind", expected=f"one of {list(INPUT)}", got=kind, hint=did_you_mean(str(kind), INPUT))
+        raise TaskError(f"unknown kind {kind!r}", hint=available(str(kind), INPUT))
     patterns = [joints] if isinstance(joints, str) else list(joints)
     matches = [_matches(pattern, drivable) for pattern in patterns]
     chosen = [name for name in drivable if any(match[name] for match in matches)]
@@ -47,10 +47,10 @@ def add_actuators(
     by_joint = {argument: _by_joint(argument, value, chosen) for argument, value in values.items()}
     for argument in _NEEDS[kind]:
         if by_joint[argument] is None:
-            raise TaskError(f"kind={kind!r} needs {argument}")
+            raise TaskError(f"kind={kind!r} requires {argument}")
     for argument in _REFUSES[kind]:
         if by_joint[argument] is not None:
-            hint = "Try kind='position' with a velocity_limit for a servo with a DC motor" if kind == "dc_motor" else ""
+            hint = "For a servo with a DC motor, try kind='position' with velocity_limit" if kind == "dc_motor" else ""
             raise TaskError(f"kind={kind!r} does not support {argument}", hint=hint)
     given = {argument: numbers for argument, numbers in by_joint.items() if numbers is not None}
     for name in chosen:
@@ -78,11 +78,11 @@ def _by_joint(argument: str, value: Value | None, joints: Sequence[str]) -> dict
                     raise TaskError(f"both {source[name]!r} and {pattern!r} match joint {name!r}", key=argument)
                 numbers[name], source[name] = number, pattern
         if missing := [name for name in joints if name not in numbers]:
-            raise TaskError(f"no value for {', '.join(missing)}", key=argument, got=dict(value))
+            raise TaskError(f"no pattern matches {', '.join(missing)}", key=argument, got=dict(value))
     else:
         numbers = dict.fromkeys(joints, value)
     for name, number in numbers.items():
-        least = "a positive number" if argument in _POSITIVE else "a number >= 0"
+        least = "a positive, finite number" if argument in _POSITIVE else "a finite number >= 0"
         right = isinstance(number, int | float) and math.isfinite(number) and number >= 0.0
         if not right or (argument in _POSITIVE and number == 0.0):
             raise TaskError(key=f"{argument} of joint {name!r}", expected=least, got=number)
@@ -102,7 +102,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
     stall = drive.get("stall_effort", effort)
     if "velocity_limit" in drive:
         if stall is None:
-            raise TaskError("velocity_limit needs effort_limit or stall_effort", key=f"joint {name!r}")
+            raise TaskError("velocity_limit requires effort_limit or stall_effort", key=f"joint {name!r}")
         # MuJoCo's DC motor and servo at 1 V: torque K (V - K w) / R is `stall` at rest and 0 at the velocity limit.
         constant = 1.0 / drive["velocity_limit"]
         actuator.set_to_dcmotor(
@@ -112,7 +112,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
             ctrlspec=INPUT[kind],
         )
     elif "stall_effort" in drive:
-        raise TaskError("stall_effort needs velocity_limit", key=f"joint {name!r}")
+        raise TaskError("stall_effort requires velocity_limit", key=f"joint {name!r}")
     elif kind == "position":
         actuator.set_to_position(kp=stiffness, kv=damping)
     elif kind == "velocity":
@@ -133,7 +133,7 @@ def _add(spec: mujoco.MjSpec, name: str, joint: mujoco.MjsJoint, kind: str, driv
     dt, delay = spec.option.timestep, drive.get("delay", 0.0)
     most = drive.get("max_delay", delay)
     if most < delay:
-        raise TaskError(f"max_delay {most} s is below delay {delay} s", key=f"joint {name!r}")
+        raise TaskError(f"max_delay ({most} s) is less than delay ({delay} s)", key=f"joint {name!r}")
     steps, most_steps = (math.ceil(seconds / dt - 1e-6) for seconds in (delay, most))
     if most_steps:
         actuator.delay = max(0.0, (steps - 0.5) * dt)  # see `whole_steps`

@@ -213,7 +213,7 @@ class Articulation:
     def actuate(self, control: Float[Tensor, "envs actuators"]) -> None:
         """Set the controls, in the order of `actuator_names`; they stay in effect until set again or reset."""
         names = self.actuator_names
-        hint = f"Try num_actions = {len(names)} if actions are controls"
+        hint = f"Try num_actions = {len(names)} if each action is one control"
         check_shape(f"{self.name!r}.actuate(): control", control, (self._sim.num_envs, len(names)), names, hint)
         write_columns(self._sim.ctrl, self._controls, control)
 
@@ -264,7 +264,7 @@ class Articulation:
         call, num_envs, joints = f"{self.name!r}.set_state():", self._sim.num_envs, self.joint_names
         if not self.free_root and any(state[key] is not None for key in _ROOT_WIDTHS):
             hint = f"Try .mocap({self.body_names[0]!r}).set(where, pos=...)" if self._root_mocap >= 0 else ""
-            raise TaskError(f"{self.name!r} has a fixed base: its root state cannot be set", hint=hint)
+            raise TaskError(f"{call} cannot set the root state of a fixed base", hint=hint)
         check_shape(f"{call} where", where, (num_envs,))
         if where.dtype != torch.bool:
             raise TaskError(key=f"{call} where", expected="torch.bool", got=where.dtype)

@@ -129,7 +129,7 @@ class Mocap:
         if self._id < 0:
             bodies = [model.body(i).name for i in np.flatnonzero(model.body_mocapid >= 0)]
             hint = available(self._name, bodies)
-            raise TaskError(f'body {self._name!r} has no mocap="true" in its file', hint=hint)
+            raise TaskError(f'body {self._name!r} is not a mocap body: its file lacks mocap="true"', hint=hint)
         sim.uses("mocap_pos")
         sim.uses("mocap_quat")
         pos, quat = (torch.from_numpy(each[self._id]).to(sim.device) for each in mocap_start(model))

@@ -42,7 +42,7 @@ def add_camera(
     call = f"Scene.add_camera({camera.name!r})"
     _check(call, camera)
     if fovy is not None and not 0.0 < fovy < 180.0:
-        raise TaskError(key=f"{call}: fovy", expected="an angle between 0 and 180 [degrees]", got=fovy)
+        raise TaskError(key=f"{call}: fovy", expected="an angle between 0 and 180 degrees", got=fovy)
     known = [each.name for each in spec.cameras]
     if camera.name in known:
         if (body, pos, quat, target) != (None, None, None, None):
@@ -51,8 +51,7 @@ def add_camera(
             spec.camera(camera.name).fovy = fovy
         return
     if pos is None:
-        hint = available(camera.name, known)
-        raise TaskError("no file defines this camera, and a new camera requires pos", key=call, hint=hint)
+        raise TaskError("pos is required for a new camera", key=call, hint=available(camera.name, known))
     bodies = [each.name for each in spec.bodies[1:]]  # without the world
     if body is not None and body not in bodies:
         raise TaskError(f"no body {body!r}", key=call, hint=available(body, bodies))
@@ -61,7 +60,8 @@ def add_camera(
     for name, value, length in (("pos", pos, 3), ("quat", quat, 4), ("target", target, 3)):
         if value is None or (len(value) == length and np.isfinite(value).all() and (name != "quat" or any(value))):
             continue
-        raise TaskError(key=f"{call}: {name}", expected=f"{length} finite numbers", got=list(value))
+        expected = f"{length} finite numbers" + ", not all 0" * (name == "quat")
+        raise TaskError(key=f"{call}: {name}", expected=expected, got=list(value))
     if target is not None:
         quat = _look(call, pos, target)
     owner, quat = spec.worldbody if body is None else spec.body(body), quat or (1.0, 0.0, 0.0, 0.0)
@@ -73,10 +73,10 @@ def _check(call: str, camera: SceneCamera) -> None:
     is_size = len(size) == 2 and all(isinstance(length, int) and 1 <= length <= 4096 for length in size)
     for name, valid, expected in (
         ("size", is_size, "a height and a width from 1 to 4096 pixels"),
-        ("outputs", {*outputs} <= {*OUTPUTS} and 0 < len(outputs) == len({*outputs}), f"any of {', '.join(OUTPUTS)}"),
+        ("outputs", {*outputs} <= {*OUTPUTS} and 0 < len(outputs) == len({*outputs}), f"some of {', '.join(OUTPUTS)}"),
         ("every", isinstance(camera.every, int) and camera.every >= 1, "a positive int [control steps]"),
         ("samples", isinstance(camera.samples, int) and 1 <= camera.samples <= 8, "an int from 1 to 8"),
-        ("groups", groups and {*groups} <= {*range(6)}, "geom groups from 0 to 5"),
+        ("groups", groups and {*groups} <= {*range(6)}, "one or more geom groups from 0 to 5"),
     ):
         if not valid:
             raise TaskError(key=f"{call}: {name}", expected=expected, got=getattr(camera, name))
@@ -132,6 +132,6 @@ class CameraImages:
 
     def _output(self, name: str) -> Tensor:
         if name not in self._tensors:
-            outputs = (*self.outputs, name)
-            raise TaskError(f"camera {self.name!r} has no {name}", hint=f"Try add_camera(..., outputs={outputs})")
+            hint = f"Try add_camera(..., outputs={(*self.outputs, name)})"
+            raise TaskError(f"camera {self.name!r} has no {name} output", hint=hint)
         return self._tensors[name]

@@ -88,7 +88,7 @@ class CameraRenderer:
         self._pool = ThreadPoolExecutor(self._num_threads, "camera") if self._num_threads > 1 else None
         self._source = model = copy.copy(scene.model)
         if model.nflex:
-            raise ConfigError("cannot render the flexible bodies of this scene", key="sim.camera")
+            raise ConfigError("cannot render scenes with flexible bodies", key="sim.camera")
         model.stat.extent, model.vis.map.zfar = 1.0, FAR  # the far plane is their product
         model.opt.solver, model.opt.cone = mujoco.mjtSolver.mjSOL_NEWTON, mujoco.mjtCone.mjCONE_PYRAMIDAL
         model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER  # never stepped
@@ -97,7 +97,7 @@ class CameraRenderer:
                 self._model = mjw.put_model(model)
                 self._data = mjw.make_data(model, nworld=len(qpos), nconmax=1, njmax=1)
             except (NotImplementedError, ValueError) as error:
-                raise ConfigError(f"MuJoCo Warp cannot render this: {first_line(error)}", key="sim.camera") from None
+                raise ConfigError(f"cannot render this scene: {first_line(error)}", key="sim.camera") from None
         arrays = (self._data.qpos, self._data.mocap_pos, self._data.mocap_quat)
         self._moved = [(wp.to_torch(a), b) for a, b in zip(arrays, state, strict=True) if a.size]
         self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}  # by every, geom groups, samples
@@ -112,7 +112,7 @@ class CameraRenderer:
         if camera.name in self._images:
             return self._images[camera.name]
         if not np.isin(self._source.geom_group, camera.groups).any():
-            raise TaskError(f"the scene has no geoms in the groups {camera.groups}", key=f"camera {camera.name!r}")
+            raise TaskError(f"the scene has no geoms in groups {camera.groups}", key=f"camera {camera.name!r}")
         self._check_memory(camera)
         (height, width), key = camera.size, (camera.every, camera.groups, camera.samples)
         shapes = {"rgb": (3,), "depth": (), "segmentation": ()}
@@ -137,8 +137,8 @@ class CameraRenderer:
         on_cuda = self._device.type == "cuda"
         free = torch.cuda.mem_get_info(self._device)[0] if on_cuda else memory_available_bytes()
         if needed + self._needed > free:
-            images = f"{height} x {width} pixels of {self._num_envs} envs"
-            size = f"{needed / 1e9:.3g} GB for {images}, but {free / 1e9:.3g} GB are free"
+            images = f"images of {height} x {width} pixels in {self._num_envs} envs"
+            size = f"{needed / 1e9:.3g} GB for {images}, but only {free / 1e9:.3g} GB are free"
             raise MemoryError(f"camera {camera.name!r} needs {size}")
         self._needed += needed
 

@@ -73,11 +73,11 @@ def read_heights(
         except ValueError as error:
             raise TaskError(f"cannot read {heights}: {' '.join(str(error).split())}", key=call) from None
     elif height is not None:
-        raise TaskError("height applies to images only; array heights are in m", key=call)
+        raise TaskError("height applies to images only; array values are already in m", key=call)
     else:
         field = np.asarray(heights, dtype=np.float64)
     if field.ndim != 2 or min(field.shape) < 2 or not np.isfinite(field).all():
-        expected = "finite numbers of shape [x, y], at least [2, 2]"
+        expected = "a 2D array of finite numbers, at least 2 x 2"
         raise TaskError(f"invalid heights of shape {list(field.shape)}", key=call, expected=expected)
     if len(size) != 2 or not min(size) > 0.0:
         raise TaskError(key=f"{call}: size", expected="two positive lengths [m]", got=size)

@@ -180,7 +180,7 @@ def make_sim(scene: Scene, choice: SimChoice, num_envs: int, cfg: SimConfig) -> 
     """Build the chosen simulator, importing only its library; raise ConfigError if it does not support the scene."""
     simulator = SIMULATORS[choice.name]
     if simulator.cpu_threads and (cfg.njmax or cfg.nconmax):
-        logger.warning("sim.njmax and sim.nconmax have no effect: sim=%s sizes its buffers itself", choice.name)
+        logger.warning("sim.njmax and sim.nconmax have no effect: sim=%s sizes its buffers automatically", choice.name)
     scene.choose(cfg.integrator, cfg.cone)
     if scene.model.nv == 0:
         raise TaskError("the scene has no joints: nothing in it can move")

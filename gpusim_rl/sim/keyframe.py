@@ -27,7 +27,7 @@ def usable(spec: mujoco.MjSpec, keyframe: str) -> bool:
     try:
         stand(spec.copy(), keyframe)
     except ValueError as error:
-        logger.warning("keeping the file's pose: %s", " ".join(str(error).split()))
+        logger.warning("keeping the file's default pose: %s", " ".join(str(error).split()))
         return False
     return True
 
@@ -45,7 +45,7 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
     before = spec.compile()
     pose = np.array(spec.keys[names.index(keyframe)].qpos)
     if len(pose) != before.nq:
-        raise TaskError(f"keyframe {keyframe!r} has {len(pose)} positions", expected=str(before.nq))
+        raise TaskError(key=f"keyframe {keyframe!r}", expected=f"{before.nq} positions (qpos)", got=len(pose))
     shifts: dict[str, float] = {}
     for body in spec.bodies[1:]:
         _redraw(spec, before, body, pose, shifts)
@@ -58,7 +58,8 @@ def stand(spec: mujoco.MjSpec, keyframe: str) -> None:
         elif part := _DERIVED.get(tie.type):
             was, now = (model.eq_data[tie.id, part] for model in (before, after))
             if not np.allclose(was, now, atol=_TIE_TOLERANCE):
-                raise TaskError(f"keyframe {keyframe!r} violates the equality of {tie.name1!r} and {tie.name2!r}")
+                tied = f"{tie.name1!r} and {tie.name2!r}"
+                raise TaskError(f"keyframe {keyframe!r} violates the equality constraint between {tied}")
 
 
 def _redraw(
@@ -88,8 +89,8 @@ def _redraw(
         back = _inverse(motion)
         for earlier in joints:
             if earlier.frame is not None:
-                problem = f"joint {earlier.name!r} is in a <frame> and shares its body with later joints"
-                raise TaskError(problem, hint="Try defining its pos and axis without <frame>")
+                problem = f"joint {earlier.name!r} is inside a <frame>, and later joints of its body depend on it"
+                raise TaskError(f"cannot apply the keyframe: {problem}", hint="Try moving the joint out of <frame>")
             earlier.axis = _rotate(back[1], earlier.axis)
             earlier.pos = _rotate(back[1], earlier.pos) + back[0]
         joints.append(joint)

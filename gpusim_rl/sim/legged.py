@@ -106,8 +106,8 @@ class _Reader:
         moving = np.isin(model.jnt_type, (_HINGE, _SLIDE)) & np.isin(model.jnt_bodyid, self.bodies)
         self.joints: list[int] = np.flatnonzero(moving).tolist()
         for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT].tolist():
-            problem = f"joint {self.name('joint', first)!r} is coupled to another joint, but the task drives all joints"
-            raise TaskError(problem, hint="Try a file without this coupling")
+            problem = f"joint {self.name('joint', first)!r} is coupled to another joint and cannot have its own motor"
+            raise TaskError(problem, hint="Try removing this equality constraint from the file")
         touches = (model.geom_contype | model.geom_conaffinity) > 0
         self.shapes = [g for g in range(model.ngeom) if self.body_of[g] in self.bodies and touches[g]]
 
@@ -188,8 +188,8 @@ class _Reader:
             matches = [shapes for group, shapes in ends.items() if heights[group] <= limit]
         if len(matches) < 2:
             limbs = [self.name("body", group) for group in ends]
-            problem = f"found no feet: fewer than two of the limb ends {limbs} have a name like foot or toe, or are low"
-            raise TaskError(problem, hint="Try --feet left_foot,right_foot")
+            problem = f"fewer than two of the limb ends {limbs} are close to the ground or named like foot or toe"
+            raise TaskError(f"cannot identify the feet: {problem}", hint="Try --feet left_foot,right_foot")
         feet = {}
         for shapes in matches:
             lowest = min(shapes, key=self.bottom)
@@ -303,10 +303,10 @@ class _Reader:
                 if stiff > ARMATURE * effort:  # a quarter of the maximum torque would hardly move the joint
                     self.scales[self.name("joint", j)] = SCALE
         if unknown:
-            self.notes.append(f"{unknown} joints have no maximum torque in the file: guessed from their loads")
+            self.notes.append(f"{unknown} joints have no maximum torque in the file: estimated it from their loads")
         if without:
             guess = f"{ARMATURE:g} x maximum torque, or more where the servo would sag by {SAG:g} rad"
-            self.notes.append(f"{without} joints have no armature in the file: guessed {guess}")
+            self.notes.append(f"{without} joints have no armature in the file: set it to {guess}")
         return {self.name("joint", j): tuple(float(f"{x:.4g}") for x in motor) for j, motor in motors.items()}  # type: ignore[misc]
 
     def loads(self, feet: list[list[int]]) -> dict[int, float]:

@@ -32,7 +32,7 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
         raise TaskError(error.problem, key=error.key, hint=error.hint) from None
     names = package.names()
     if robot_name not in names:
-        hint = f"{did_you_mean(robot_name, names)} `python -m mujoco_menagerie names` lists all {len(names)}"
+        hint = f"{did_you_mean(robot_name, names)} `python -m mujoco_menagerie names` lists all {len(names)} robots"
         raise TaskError("no such robot", key=source, hint=hint)
     robot = package.get(robot_name)
     if entry and entry not in robot.entry_names:
@@ -48,7 +48,7 @@ def load(source: str, keyframe: str | None = None) -> mujoco.MjSpec:
     except package.DownloadError as error:
         url, _, reason = str(error).partition(": ")
         reason = getattr(error.__cause__, "reason", None) or reason  # instead of <urlopen error ...>
-        hint = f"Offline: unpack the archive, and set MENAGERIE_ROOT to the folder that contains {robot_name}/"
+        hint = f"If offline, unpack the archive and set MENAGERIE_ROOT to the folder that contains {robot_name}/"
         raise TaskError(f"cannot download {url}: {' '.join(str(reason).split())}", key=source, hint=hint) from None
     except (package.MenagerieError, OSError, ValueError) as error:
         raise TaskError(" ".join(str(error).split()), key=source) from None

@@ -55,7 +55,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
     except Exception as error:  # any parser may fail on an untrusted file
         raise ValueError(f"cannot read the mesh: {' '.join(str(error).split())}") from None
     if not len(faces) or not np.isfinite(vertices).all():
-        raise ValueError("the mesh has no faces, or non-finite vertices")
+        raise ValueError("the mesh has no faces or contains non-finite vertices")
     mesh.file, mesh.uservert, mesh.userface = "", vertices.ravel(), faces.ravel()
 
 
@@ -83,7 +83,7 @@ def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
     mesh.inertia = mujoco.mjtMeshInertia.mjMESH_INERTIA_CONVEX
     if error := _compiles(mesh, file, collides):
         raise ValueError(error)
-    return "flat: collides as its bounding box, at least 2 mm thick"
+    return "flat mesh, collides as its bounding box (at least 2 mm thick)"
 
 
 def _compiles(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:

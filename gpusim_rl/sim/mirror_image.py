@@ -99,19 +99,19 @@ class MirrorImage:
             body, kind = int(model.jnt_bodyid[joint]), int(model.jnt_type[joint])
             there, here = ([i for i in ids if model.jnt_bodyid[i] == owner] for owner in (self._partners[body], body))
             if len(there) != len(here) or model.jnt_type[there[here.index(joint)]] != kind:
-                raise self._none(f"joint {label!r} has no counterpart on {self.bodies[self._names[body]]!r}")
+                raise self._none(f"joint {label!r} has no counterpart on body {self.bodies[self._names[body]]!r}")
             other = there[here.index(joint)]
             # the axis of a hinge is a pseudovector, the axis of a slide is a vector
             wanted = (PSEUDOVECTOR if kind == _HINGE else VECTOR) * self._turned(self._data.xaxis[joint])
             along = float(wanted @ self._turned(self._data.xaxis[other]))
             to = ids.index(other)
             if abs(along) < 1.0 - SLACK:
-                raise self._none(f"the axes of the joints {label!r} and {names[to]!r} do not mirror each other")
+                raise self._none(f"the axes of joints {label!r} and {names[to]!r} are not mirror images of each other")
             sources[to], signs[to] = k, float(np.sign(along))
             one, two = model.qpos0[model.jnt_qposadr[[joint, other]]]
             if abs(two - signs[to] * one) > SLACK:
-                both = f"{one:.3g} and {two:.3g}"
-                raise self._none(f"the reference positions of {label!r} and {names[to]!r} are {both}")
+                both = f"({one:.3g} and {two:.3g}) are not mirror images of each other"
+                raise self._none(f"the reference positions of joints {label!r} and {names[to]!r} {both}")
         return SignedPermutation(sources, signs)
 
     def _pair_actuators(self) -> SignedPermutation:
@@ -119,7 +119,7 @@ class MirrorImage:
         on: dict[int, list[int]] = {}
         for label, i in self._actuators.items():
             if model.actuator_trntype[i] not in _ON_JOINTS or model.actuator_trnid[i, 0] not in ids:
-                raise self._none(f"actuator {label!r} is not on a joint: its mirror image is unknown")
+                raise self._none(f"actuator {label!r} does not act on a joint, so its mirror image is unknown")
             on.setdefault(int(model.actuator_trnid[i, 0]), []).append(i)
         sizes = [int(model.actuator_ctrlnum[i]) for i in self._actuators.values()]
         places = dict(zip(self._actuators.values(), accumulate(sizes, initial=0), strict=False))
@@ -152,7 +152,7 @@ class MirrorImage:
             else:
                 raise TaskError(f"{self._name!r} has no body or site {name!r}")
             if other not in names:
-                raise TaskError(f"{other!r}, the mirror image of {name!r}, is missing", got=list(names))
+                raise TaskError(f"missing {other!r}, the mirror image of {name!r}", got=list(names))
             index.append(list(names).index(other))
         return index
 
@@ -163,7 +163,7 @@ class MirrorImage:
         """
         site = self._scene.elements_of(self._name, "site").get(name)
         if site is None or self._partners[body := int(self._model.site_bodyid[site])] != body:
-            raise TaskError(f"{self._name!r} has no site {name!r} on a body that is its own mirror image")
+            raise TaskError(f"{self._name!r} has no site {name!r} on a body in its plane of symmetry")
         axes = self._data.xmat[self._root].reshape(3, 3).T @ self._data.site_xmat[site].reshape(3, 3)
         pos = self._in_root(self._data.site_xpos[site])
         turn = np.cross(np.eye(3), pos - VECTOR * pos).T  # matrix of omega -> omega x (pos - mirrored pos)
@@ -187,8 +187,8 @@ class MirrorImage:
                 swap.signs[k] *= -1.0
         (kind, label, sign), least = min(flips.items(), key=lambda item: item[1])
         if least < WRONG:
-            key = f"the mirror image of {self._name!r}: {kind} {label!r}"
-            raise TaskError(key=key, expected=f"the sign {sign:+.0f}", got=-sign)
+            key = f"mirror image of {self._name!r}, {kind} {label!r}"
+            raise TaskError("wrong sign", key=key, expected=f"{sign:+.0f}", got=-int(sign))
         raise self._none(f"accelerations differ from their mirror images by {100 * found:.0f} %")
 
     def _difference(self) -> float:

@@ -39,10 +39,10 @@ def check_import(scene: Scene, solver: Any, num_envs: int) -> None:
     model, solved, labels = scene.model, solver.mj_model, solver.model.body_label
     same = len(labels) == num_envs * (model.nbody - 1)
     if not same or not all(labels[i].endswith(f"/{model.body(i + 1).name}") for i in range(model.nbody - 1)):
-        raise unsupported("Newton imports this scene with different bodies")
+        raise unsupported("Newton's import of this scene has different bodies")
     for name in (model.tendon(i).name for i in range(model.ntendon)):
         if name not in {solved.tendon(i).name for i in range(solved.ntendon)}:
-            raise unsupported(f"Newton does not import the tendon {name!r}")
+            raise unsupported(f"Newton does not import tendon {name!r}")
     counts = {"ngeom": (solved.ngeom, len(collided_geoms(model)))}
     counts["nfluidshape"] = int(solved.geom_fluid[:, 0].sum()), int(model.geom_fluid[:, 0].sum())
     for name in dir(model):
@@ -69,8 +69,8 @@ def _check_contacts(model: mujoco.MjModel, solved: Any) -> None:
     touch, actual = touch[np.ix_(geoms, geoms)], np.zeros((len(geoms), len(geoms)), dtype=bool)
     actual[tuple(solved.nxn_geom_pair_filtered.numpy().reshape(-1, 2).T)] = True
     for a, b in np.argwhere(np.triu(touch != (actual | actual.T), 1)):
-        names = " and ".join(repr(model.geom(geoms[i]).name) for i in (a, b))
-        raise unsupported(f"Newton imports the geoms {names} with contact = {actual[a, b]}, expected {touch[a, b]}")
+        names, fault = " and ".join(repr(model.geom(geoms[i]).name) for i in (a, b)), "lacks" if touch[a, b] else "adds"
+        raise unsupported(f"Newton's import of this scene {fault} contact between geoms {names}")
 
 
 def _array(solver: Any, name: str) -> np.ndarray:
@@ -105,6 +105,6 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> 
         owner = int(rows[row])
         if prefix in _FIRST:
             owner = int(np.searchsorted(getattr(model, _FIRST[prefix]), row, side="right")) - 1
-        element = f"the {kind} {getattr(model, kind)(owner).name or owner!r}"
+        element = f"{kind} {getattr(model, kind)(owner).name or owner!r}"
         got, wanted = (" ".join(f"{value:g}" for value in values[row]) for values in (actual, expected))
         raise unsupported(f"Newton imports {element} with {name} = {got}, expected {wanted}")

@@ -147,8 +147,8 @@ def unsupported(problem: str) -> ConfigError:
 
 def lacks_option(name: str, value: object) -> ConfigError:
     """Return a ConfigError for an option that Newton ignores."""
-    hint = f"Try another scene.option.{name}, or sim=mujoco"
-    return ConfigError(f"sim=newton does not support the option {name} = {value}", hint=hint)
+    hint = "Try another value, or sim=mujoco"
+    return ConfigError(f"sim=newton does not support scene.option.{name} = {value}", hint=hint)
 
 
 def _import(scene: Scene, num_envs: int) -> newton.Model:

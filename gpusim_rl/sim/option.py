@@ -62,9 +62,9 @@ class SceneOption:
     def __setattr__(self, name: str, value: Any) -> None:
         known = [field for field in dir(self._spec.option) if not field.startswith("_")]
         if name == "timestep":
-            raise TaskError("scene.option.timestep is 1 / physics_hz", hint="Try task.physics_hz")
+            raise TaskError("cannot set scene.option.timestep: it is 1 / physics_hz", hint="Try task.physics_hz")
         if name not in known:
-            raise TaskError(f"scene.option has no {name!r}", hint=did_you_mean(name, known))
+            raise TaskError(f"scene.option has no field {name!r}", hint=did_you_mean(name, known))
         setattr(self._spec.option, name, value)
         self._decided[name] = (value, None)
         self._changed()
@@ -78,8 +78,8 @@ class SceneOption:
             if other is None:
                 continue  # set by the task
             if value != before:
-                values = f"{_shown(name, before)} in {other} and {_shown(name, value)} in {source}"
-                raise TaskError(f"{name} is {values}", hint=f"Try setting scene.option.{field} before adding the files")
+                problem = f"conflicting {name}: {_shown(name, before)} in {other}, {_shown(name, value)} in {source}"
+                raise TaskError(problem, hint=f"Try setting scene.option.{field} before adding the files")
             self._decided[name] = value, other
             if name in _FLAGS:
                 _, bit, word = _FLAGS[name]

@@ -165,19 +165,19 @@ def find_elements(
     kind, model, label = FIELDS[name].of, scene.model, f"sim.param({name!r})"
     if kind == "world":
         if articulation is not None or elements is not None:
-            raise TaskError("a property of the world: omit articulation and elements", key=label)
+            raise TaskError("applies to the whole world; omit articulation and elements", key=label)
         return [], []
     if kind in _OF_SCENE:
         if articulation is not None:
-            hint = f"Try {kind} names in `elements`"
-            raise TaskError(f"a property of the scene, not of {articulation!r}", key=label, hint=hint)
+            raise TaskError(f"applies to the scene, not to {articulation!r}", key=label, hint="Pass only `elements`")
         numbers = range(getattr(model, _OF_SCENE[kind]))
         rows = {getattr(model, kind)(i).name or f"{kind}{i}": [i] for i in numbers}
         owner, part, lacking = "the scene", kind, f"{kind}s"
     else:
         known = [*scene.articulation_names, *([GROUND] if kind == "geom" else [])]
         if articulation not in known:
-            raise TaskError(f"no articulation {articulation!r}", key=label, hint=available(articulation or "", known))
+            problem = "requires an articulation" if articulation is None else f"no articulation {articulation!r}"
+            raise TaskError(problem, key=label, hint=available(articulation or "", known))
         label, owner = f"sim.param({name!r}, {articulation!r})", repr(articulation)
         if kind == "geom":
             rows, part = _geoms(scene, articulation, FIELDS[name].pictures), "body with geoms"
@@ -195,9 +195,9 @@ def find_elements(
         has = getattr(model, LIMITED[name]).reshape(len(model_values(model, name)), -1)[:, 0]
         free = [key for key, ids in rows.items() if not has[ids].all()]
         if elements is not None and free:
-            limits, delay = ("limits", "adding some to the MJCF"), ("delay", "scene.add_actuators(..., max_delay=...)")
+            limits, delay = ("limits", "adding a range in the MJCF"), ("delay", "scene.add_actuators(max_delay=...)")
             lack, fix = delay if name == "actuator_delay" else limits
-            raise TaskError(f"{free[0]!r} has no {lack}", key=label, hint=f"Try {fix}")
+            raise TaskError(f"{part} {free[0]!r} has no {lack}", key=label, hint=f"Try {fix}")
         rows = {key: ids for key, ids in rows.items() if key not in free}
     if not rows:
         raise TaskError(f"{owner} has no {lacking}", key=label)

@@ -52,7 +52,7 @@ def bounded_memory() -> Iterator[None]:
         failed = "allocate memory" in str(error) or "unknown exception" in str(error).lower()  # MuJoCo's wording
         if not (failed or isinstance(error, MemoryError)):
             raise
-        raise ValueError(f"reading the file takes more than {budgets.ROBOT_BYTES >> 20} MB of memory") from None
+        raise ValueError(f"reading the file requires more than {budgets.ROBOT_BYTES >> 20} MB of memory") from None
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, limits)
 
@@ -61,7 +61,7 @@ def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
     """Raise TaskError for a path that is not a regular file (e.g. a pipe), is too large, or is a Git LFS pointer."""
     if not path.is_file():
         if path.exists():
-            raise TaskError("not a regular file", key=str(path), hint="Try copying its content to a file")
+            raise TaskError("not a regular file", key=str(path), hint="Try copying its content to a regular file")
         return
     size = path.stat().st_size
     if size > limit:
@@ -156,7 +156,7 @@ def included_files(file: Path) -> set[Path]:
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from None
     if len(meshes) * len(places) > budgets.XML_FILES:
-        raise ValueError(f"<flexcomp>: {len(meshes)} meshes in {len(places)} folders are too many")
+        raise ValueError(f"<flexcomp>: too many possible paths for {len(meshes)} meshes in {len(places)} folders")
     for name, place in itertools.product(meshes, places):  # MuJoCo reads these files before `check_assets`
         regular_file(file.parent / place / name)
     return seen
@@ -174,12 +174,12 @@ def _included(file: Path, meshes: set[str], places: set[str]) -> list[str]:
         made = math.prod(_integers(attributes.get("count", "1"))) if tag in _REPLICATED else 1
         copies.append(copies[-1] * max(made, 1))
         if copies[-1] > budgets.XML_COPIES:
-            raise ValueError(f"<{tag}>: makes {copies[-1]} copies, expected at most {budgets.XML_COPIES}")
+            raise ValueError(f"<{tag}>: creates {copies[-1]} copies, expected at most {budgets.XML_COPIES}")
         per_element = [(name,) for name in attributes if name.startswith(("nuser", "nkey"))] if tag == "size" else []
         for names in per_element or _SIZED.get(tag, ()):
             numbers = [number for name in names for number in _integers(attributes.get(name, ""))[:1]]
             if math.prod(numbers) * (_USERS if per_element else 1) > budgets.ASSET_NUMBERS:
-                raise ValueError(f"<{tag}>: {' x '.join(names)} = {math.prod(numbers)} allocates too many values")
+                raise ValueError(f"<{tag}>: too many values: {' x '.join(names)} = {math.prod(numbers)}")
 
     walk(read_content(file), start, lambda tag: copies.pop())
     return included
@@ -209,12 +209,12 @@ def check_assets(spec: mujoco.MjSpec) -> None:
                     head = file.read(24)
                 width, height = struct.unpack(">II", head[16:24]) if len(head) == 24 else (0, 0)
                 if width * height > budgets.ASSET_NUMBERS:
-                    raise TaskError(f"{width} x {height} pixels exceed {budgets.ASSET_NUMBERS}", key=str(path))
+                    raise TaskError(f"image too large: {width} x {height} pixels", key=str(path))
     try:
         if missing:
             spec.copy().compile()  # an attached model has its files elsewhere
     except ValueError as error:
         meshes = [mesh.name for mesh in spec.meshes if mesh.file in missing]
         users = [f" of body {geom.parent.name!r}" for geom in spec.geoms if geom.meshname in meshes][:1]
-        where = f"looked in {folder / compiler.meshdir}. Try putting it there, or correcting its path or `meshdir`"
+        where = f"looked in {folder / compiler.meshdir}. Try moving the file there, or correcting its path or `meshdir`"
         raise ValueError(f"{' '.join(str(error).split())}{''.join(users)}; {where}") from None

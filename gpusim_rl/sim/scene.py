@@ -269,7 +269,7 @@ class Scene:
     def _check_name(self, call: str, articulation: str) -> None:
         if articulation not in self.articulation_names:
             hint = available(articulation, self.articulation_names)
-            raise TaskError(f"no {articulation!r}", key=f"Scene.{call}", hint=hint)
+            raise TaskError(f"no articulation {articulation!r}", key=f"Scene.{call}", hint=hint)
 
     def _joints_of(self, articulation: str) -> list[mujoco.MjsJoint]:
         """Return an articulation's hinges and slides in the spec."""

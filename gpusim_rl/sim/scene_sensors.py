@@ -41,14 +41,14 @@ def add_sensor(
     """Add a sensor to a scene's spec; see `Scene.add_sensor`."""
     call = f"Scene.add_sensor({articulation!r}, {name!r})"
     if kind not in _KINDS:
-        raise TaskError(f"no kind {kind!r}", key=call, hint=did_you_mean(kind, _KINDS))
+        raise TaskError(f"unknown kind {kind!r}", key=call, hint=did_you_mean(kind, _KINDS))
     if any(sensor.name == prefix + name for sensor in spec.sensors):
         raise TaskError(f"{articulation!r} already has a sensor {name!r}", key=call)
     if (kind == "contact") != (against in _REDUCTION) or (kind == "contact" and [*of] not in (["body"], ["geom"])):
-        problem = "a contact sensor needs a body or geom and against='ground' or 'self'; other kinds reject `against`"
+        problem = "contact sensors need a body or geom and against='ground' or 'self'; other kinds reject `against`"
         raise TaskError(problem, key=call, got={"against": against, **of})
     if len(of) > 1 or not of.keys() <= _OF.keys():
-        raise TaskError(key=call, expected=f"one of {', '.join(_OF)}", got=of)
+        raise TaskError(key=call, expected=f"exactly one of {', '.join(_OF)}", got=of)
     arguments: dict[str, Any] = {}
     for element, target in of.items():
         names = [each.name for each in (spec.bodies if element == "body" else getattr(spec, f"{element}s"))]

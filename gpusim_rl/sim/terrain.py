@@ -29,7 +29,7 @@ class TerrainConfig:
 
     seed: Natural  # of the random patches
     levels: Count  # from easy to hard
-    columns: Annotated[dict[str, Count], Rule("a section <kind>: <number of columns>", lambda kinds: len(kinds) > 0)]
+    columns: Annotated[dict[str, Count], Rule("at least one <kind>: <number of columns>", lambda kinds: len(kinds) > 0)]
     """Number of columns of each kind, in order; see `KINDS`."""
     patch_size: Positive  # m
     platform_size: Positive  # m; a flat square in the middle of every patch
@@ -42,18 +42,18 @@ class TerrainConfig:
         if unknown:
             raise ConfigError(f"unknown kinds {unknown}", key="terrain.columns", hint=f"Available: {', '.join(KINDS)}")
         if not self.platform_size < self.patch_size:
-            expected = f"less than patch_size, such as {self.patch_size / 2:g}"
+            expected = f"less than patch_size={self.patch_size:g}, such as {self.patch_size / 2:g}"
             raise ConfigError(key="terrain.platform_size", expected=expected, got=self.platform_size)
         along = self.patch_size / self.resolution
         points = self.levels * sum(self.columns.values()) * along * along
         if points > MOST_POINTS:
-            hint = "Try fewer levels or columns, or a larger resolution"
-            raise ConfigError(f"{points:.3g} heights, expected at most {MOST_POINTS:.3g}", key="terrain", hint=hint)
+            problem, hint = f"too many heights: {points:.3g}", "Try fewer levels or columns, or a larger resolution"
+            raise ConfigError(problem, key="terrain", expected=f"at most {MOST_POINTS:.3g}", hint=hint)
         for key in ("patch_size", "platform_size"):
             cells = getattr(self, key) / self.resolution
             if abs(cells - round(cells)) > 1e-6 or round(cells) % 2 or cells < 1:
                 even = 2 * max(1, round(cells / 2)) * self.resolution
-                expected = f"an even multiple of resolution, such as {even:g}"
+                expected = f"an even multiple of resolution={self.resolution:g}, such as {even:g}"
                 raise ConfigError(key=f"terrain.{key}", expected=expected, got=getattr(self, key))
 
 

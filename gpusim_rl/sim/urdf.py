@@ -55,7 +55,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     Every link becomes a body with its visual and collision shapes. The file's MuJoCo `<compiler>` applies, except for
     its mesh and shape-removal settings. Raise TaskError or ValueError for missing or invalid parts.
     """
-    notes: dict[str, list[str]] = {"links without a physical mass or inertia": [], "corrected": [], "left out": []}
+    notes: dict[str, list[str]] = {"links with an invalid mass or inertia": [], "corrected": [], "left out": []}
     changed, tidied, left_out = notes.values()
     robot = _parse(file, left_out)
     folder = file.parent / _set_compiler(robot)
@@ -80,7 +80,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     stated = {joint.get("name", ""): joint.find("limit") for joint in robot.findall("joint")}
     limits = {name: float(limit.get("velocity", "nan")) for name, limit in stated.items() if limit is not None}
     limits = {name: speed for name, speed in limits.items() if speed > 0.0}  # some exporters write 0 for no limit
-    notes["links that overlap where all joints are 0, and do not collide"] = _exclude_overlaps(spec)
+    notes["links that overlap when all joints are at 0, so they never collide"] = _exclude_overlaps(spec)
     return spec, limits, [f"{file}: {kind}: {_joined(lines)}" for kind, lines in notes.items() if lines]
 
 
@@ -120,7 +120,7 @@ def _tidy_joints(robot: ElementTree.Element, tidied: list[str], left_out: list[s
         if axis is not None and joint.get("type") == "fixed":
             joint.remove(axis)
         elif axis is not None and math.hypot(*map(float, axis.get("xyz", "0").split())) < 1e-10:
-            tidied.append(f"{_name(joint)}: the axis {axis.get('xyz', '')} is now x")
+            tidied.append(f"{_name(joint)}: replaced axis {axis.get('xyz', '')} with 1 0 0")
             axis.set("xyz", "1 0 0")
         if mimic is not None and mimic.get("joint", joint.get("name")) == joint.get("name"):
             joint.remove(mimic)
@@ -183,7 +183,7 @@ def _tidy_numbers(robot: ElementTree.Element, tidied: list[str]) -> None:
                 if few:
                     raise ValueError(f"{place}: expected {count} number{'s' * (count > 1)}, got {text!r}")
                 if numbers[:count] != words:
-                    tidied.append(f"{place}: {text!r} is now {' '.join(numbers[:count])}")
+                    tidied.append(f"{place}: replaced {text!r} with {' '.join(numbers[:count])}")
                 element.set(attribute, " ".join(numbers[:count]))
         for material in owner.iter("material"):
             for color in [color for color in material.findall("color") if color.get("rgba") is None]:
@@ -284,8 +284,8 @@ def _check_shapes(
             except TaskError as error:
                 if shape.tag == "collision" or link.find("collision") is None:
                     raise error.within(f"{file.name}: link {name!r}") from None
-                known = any("no mesh" in line for line in left_out)
-                reason = str(error).partition("; looked for ")[0] if known else str(error)
+                known = any("; tried " in line for line in left_out)
+                reason = str(error).partition("; tried ")[0] if known else str(error)
         if reason:
             link.remove(shape)
             left_out.append(f"{shape.tag} of {name}: {reason}")
@@ -335,7 +335,7 @@ def _mend_meshes(
 def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: list[str]) -> Path:
     """Return the path of a mesh file; add a note if the file is not where the URDF says."""
     if len(name) > _LONGEST:
-        raise TaskError(f"a mesh name has {len(name)} characters", expected=f"at most {_LONGEST}")
+        raise TaskError(f"mesh name too long: {len(name)} characters", expected=f"at most {_LONGEST}")
     packages, above = {**ROS_PACKAGES, **packages}, [*file.resolve().parents]
     name = _FIND.sub(r"package://\1/", name.strip().replace("\\", "/"))
     scheme = next((scheme for scheme in PACKAGE_SCHEMES if name.startswith(scheme)), "")
@@ -361,8 +361,8 @@ def _find(name: str, file: Path, folder: Path, packages: Mapping[str, str | Path
             if path not in tried:
                 notes.append(f"mesh {name} found at {path}")
             return path.resolve()
-    hint = f"Try --packages {package}=FOLDER; in Python packages={{{package!r}: <its folder>}}"
-    hint = hint if scheme else "Try putting it there, or correcting its path in the file"
+    hint = f"Try --packages {package}=FOLDER (in Python: packages={{{package!r}: 'FOLDER'}})"
+    hint = hint if scheme else "Try moving the file to one of them, or correcting its path in the URDF"
     places = list(dict.fromkeys(map(str, tried)))
-    more = f" and in {len(places) - _SHOWN} folders above" if len(places) > _SHOWN else ""
-    raise TaskError(f"no mesh {name!r}; looked for {', '.join(places[:_SHOWN])}{more}", hint=hint)
+    more = f" and {len(places) - _SHOWN} more places" if len(places) > _SHOWN else ""
+    raise TaskError(f"mesh {name!r} not found; tried {', '.join(places[:_SHOWN])}{more}", hint=hint)

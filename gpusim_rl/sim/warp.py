@@ -43,7 +43,7 @@ def _one_line_if_cache_fails() -> Iterator[None]:
         if not (Path(cache).is_relative_to(failed) or Path(failed).is_relative_to(cache)):
             raise
         problem = f"Warp cannot write its compiled kernels to {cache}: {error.strerror}"
-        raise ConfigError(problem, hint="Try WARP_CACHE_PATH=<a writable folder>") from None
+        raise ConfigError(problem, hint="Set WARP_CACHE_PATH to a writable folder") from None
 
 
 @contextmanager

@@ -336,19 +336,19 @@ def test_two_control_actuator_shifts_later_indices():
         ({"joints": "shouldr"}, "", "mean 'shoulder'"),
         ({"joints": ["elbow", "*_hip"]}, "", "'*_hip'"),
         ({"joints": ["elbow", "left*"]}, "", "'left_finger' already"),
-        ({"kind": "positon"}, ": kind", "mean 'position'"),
-        ({"stiffness": None}, "", "needs stiffness"),
+        ({"kind": "positon"}, "", "mean 'position'"),
+        ({"stiffness": None}, "", "requires stiffness"),
         ({"kind": "torque"}, "", "not support stiffness"),
-        ({"kind": "dc_motor", "velocity_limit": 3.0}, "", "Try kind='position'"),
-        ({"kind": "dc_motor", "stiffness": None}, "", "needs velocity_limit"),
+        ({"kind": "dc_motor", "velocity_limit": 3.0}, "", "try kind='position'"),
+        ({"kind": "dc_motor", "stiffness": None}, "", "requires velocity_limit"),
         ({"stiffness": -1.0}, ": stiffness of joint 'elbow'", "got -1.0"),
         ({"damping": math.nan}, ": damping of joint 'elbow'", "got nan"),
         ({"effort_limit": 0.0}, ": effort_limit of joint 'elbow'", "positive"),
-        ({"delay": 0.02, "max_delay": 0.01}, ": joint 'elbow'", "max_delay 0.01 s"),
+        ({"delay": 0.02, "max_delay": 0.01}, ": joint 'elbow'", "max_delay (0.01 s)"),
         ({"stiffness": {"elbw": 3.0}}, "", "mean 'elbow'"),
         ({"stiffness": {"*": 3.0, "elbow": 4.0}}, ": stiffness", "both '*' and 'elbow'"),
         ({"joints": ["elbow", "shoulder"], "stiffness": {"elbow": 3.0}}, ": stiffness", "shoulder"),
-        ({"stall_effort": 3.0}, ": joint 'elbow'", "needs velocity_limit"),
+        ({"stall_effort": 3.0}, ": joint 'elbow'", "requires velocity_limit"),
         ({"name": "leg"}, "", "Available: arm"),
     ],
 )
@@ -363,7 +363,7 @@ def test_invalid_drive_is_rejected_in_one_line(arguments, key, word):
 
 def test_velocity_limit_without_effort_limit_is_rejected(disc):
     scene = scene_with(100, disc=disc)
-    with pytest.raises(TaskError, match=r"joint 'spin': velocity_limit needs effort_limit"):
+    with pytest.raises(TaskError, match=r"joint 'spin': velocity_limit requires effort_limit"):
         scene.add_actuators("disc", "spin", kind="torque", velocity_limit=3.0)
 
 
@@ -371,5 +371,5 @@ def test_delay_of_a_drive_without_one_is_rejected(disc):
     sim, _ = driven("mujoco", disc, kind="torque")
     with raises(TaskError, hint="Try scene.add_actuators(..., max_delay=...)"):
         write(sim, "delay", 0.0, 0.0, 0.0)
-    with raises(TaskError, key="sim.param('actuator_delay', 'disc')", problem="'spin' has no delay"):
+    with raises(TaskError, key="sim.param('actuator_delay', 'disc')", problem="actuator 'spin' has no delay"):
         sim.param("actuator_delay", "disc", ["spin"])

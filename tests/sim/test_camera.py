@@ -439,7 +439,7 @@ def test_every_visual_parameter_has_a_case():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"name": "wrost"}, "requires pos"),
+        ({"name": "wrost"}, "pos is required"),
         ({"name": "marble/owm"}, "mean 'marble/own'"),
         ({"name": "marble/own", "pos": (0, 0, 1)}, "defines this camera"),
         ({"body": "marble/marbel"}, "mean 'marble/marble'"),
@@ -477,7 +477,7 @@ def test_missing_camera_is_an_error(make_sim):
     for name, words in (("cam_pos", "camera 'wrist'"), ("light_dir", "light 'wrist'"), ("mat_rgba", "material")):
         with pytest.raises(TaskError, match=f"no {words}"):
             sim.param(name, None, ["wrist"])
-    with pytest.raises(TaskError, match="of the scene"):
+    with pytest.raises(TaskError, match="to the scene"):
         sim.param("cam_pos", "marble")
 
 

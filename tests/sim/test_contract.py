@@ -409,7 +409,7 @@ def test_two_articulations_are_independent(backend):
 WRONG_SHAPES = {
     "control-of-one-column": (
         lambda ant: ant.actuate(torch.zeros(4, 1)),
-        {"key": "'ant'.actuate(): control", "got": [4, 1], "hint": "Try num_actions = 8 if actions are controls"},
+        {"key": "'ant'.actuate(): control", "got": [4, 1], "hint": "Try num_actions = 8 if each action is one control"},
     ),
     "joint-positions": (
         lambda ant: ant.set_state(torch.ones(4, dtype=torch.bool), joint_pos=torch.zeros(4, 1)),

@@ -97,7 +97,7 @@ def test_explicit_feet_override_the_guess():
     [
         (("<freejoint/>", ""), (), "no floating base"),
         ((" ", " "), ("left_shn",), "--feet: .*mean 'left_shin'"),
-        (("<geom ", '<geom contype="0" conaffinity="0" '), (), "found no feet"),
+        (("<geom ", '<geom contype="0" conaffinity="0" '), (), "cannot identify the feet"),
         (
             ("<actuator>", '<equality><joint joint1="left_hip" joint2="right_hip"/></equality><actuator>'),
             (),

@@ -110,7 +110,7 @@ def test_wrong_sign_is_reported(kind, k, name):
     image = mirror_image(biped())
     signs = getattr(image, f"{kind}s").signs
     signs[k] = -signs[k]
-    key, right = f"the mirror image of 'robot': {kind} {name!r}", f"the sign {-signs[k]:+.0f}"
+    key, right = f"mirror image of 'robot', {kind} {name!r}", f"{-signs[k]:+.0f}"
     with raises(TaskError, key=key, expected=right, got=signs[k]):
         image.measure()
 

@@ -380,8 +380,8 @@ def mujoco_machine() -> Sim:
         (("geom_friction", "machine"), "no geoms"),
         (("jnt_range", "machine", ["elbow"]), "no limits. Try"),
         (("body_mass", "ground"), "no articulation 'ground'"),
-        (("gravity", "machine"), "the world"),
-        (("body_mass",), "no articulation None"),
+        (("gravity", "machine"), "whole world"),
+        (("body_mass",), "requires an articulation"),
     ],
 )
 def test_invalid_parameters_are_rejected_in_one_line(mujoco_machine, arguments, words):

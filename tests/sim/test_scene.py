@@ -258,7 +258,7 @@ def test_explicit_default_option_conflicts_too():
     for option in OPTIONS.keys() - {"actuatorgroupdisable"}:
         value = default.get(option) or " ".join(str(x) for x in np.atleast_1d(getattr(usual, option)))
         scene = scene_with(100, cheetah=cheetah(option=f'{option}="{value}"'))
-        with pytest.raises(TaskError, match=rf"Scene.add\('other'\): {option} is "):
+        with pytest.raises(TaskError, match=rf"Scene.add\('other'\): conflicting {option}: "):
             scene.add("other", mujoco.MjSpec.from_string(cheetah(option=f'{option}="{OPTIONS[option]}"')))
 
 
@@ -268,7 +268,7 @@ def test_flags_of_files_are_merged(tmp_path: Path):
     disabled = mujoco.mjtDisableBit.mjDSBL_GRAVITY | mujoco.mjtDisableBit.mjDSBL_LIMIT
     assert scene.model.opt.disableflags == disabled
     assert scene.model.opt.enableflags == mujoco.mjtEnableBit.mjENBL_ENERGY
-    problem = "flag contact is enable in the spec of 'one' and disable in the spec of 'three'"
+    problem = "conflicting flag contact: enable in the spec of 'one', disable in the spec of 'three'"
     with raises(TaskError, key="Scene.add('three')", problem=problem) as error:
         scene.add("three", mujoco.MjSpec.from_string(cheetah(flags='<flag contact="disable"/>')))
     assert "option.disableflags" in error.value.hint
@@ -279,7 +279,8 @@ def test_conflicting_options_need_a_task_setting(tmp_path: Path):
     one.write_text(cheetah(option='iterations="7" solver="CG"'))
     two.write_text(cheetah(option='iterations="9" solver="PGS"'))
     scene = scene_with(100, one=one)
-    with raises(TaskError, key="Scene.add('two')", problem=f"solver is mjSOL_CG in {one} and mjSOL_PGS in {two}"):
+    problem = f"conflicting solver: mjSOL_CG in {one}, mjSOL_PGS in {two}"
+    with raises(TaskError, key="Scene.add('two')", problem=problem):
         scene.add("two", two)
     scene = Scene(physics_hz=100)
     scene.option.iterations = 100  # MuJoCo's default

@@ -319,7 +319,7 @@ TIED = """
     [
         (POSES, "hom", "no keyframe 'hom'", "Did you mean 'home'? Available: zero, home"),
         (ARM, "home", "no keyframe 'home'", "Available: none"),
-        (TIED, "home", "keyframe 'home' violates the equality of 'a' and 'b'", ""),
+        (TIED, "home", "keyframe 'home' violates the equality constraint between 'a' and 'b'", ""),
     ],
 )
 def test_unsuitable_keyframe_is_rejected(xml, keyframe, problem, hint):
@@ -500,10 +500,10 @@ def test_collada_without_pycollada_is_reported(package, monkeypatch, caplog):
     [
         (
             *(("my_robot/collision", "other/nowhere"), None),
-            r"r.urdf: link 'base': no mesh 'package://other/nowhere/base.stl'; .*urdf/other/.*--packages other=FOLDER",
+            r"r.urdf: link 'base': mesh 'package://other/nowhere/base.stl' .*urdf/other/.*--packages other=FOLDER",
         ),
         (("x", "x"), {"my_robot": "/nowhere"}, r"/nowhere/collision/base.stl\. .*packages=\{'my_robot': "),
-        (("base.stl", "bas.stl"), None, r"'package://my_robot/collision/bas.stl'; .*/my_robot/coll"),
+        (("base.stl", "bas.stl"), None, r"'package://my_robot/collision/bas.stl' not found; .*/my_robot/coll"),
         (("<joint", "<xacro:joint"), None, "xacro r.urdf > robot.urdf"),
         (("</robot>", ""), None, r"r\.urdf: XML: "),
     ],
@@ -692,7 +692,7 @@ def test_wrongly_declared_encoding_is_read(tmp_path, declared, name, encoding):
         ),
         (f"{GOOD}<collision>{MESH.format('a.stl')}</collision>", "", "link 'arm': .*'a.stl'"),
         (f"{GOOD}<visual>{MESH.format('a.stl')}</visual>", "", "link 'arm': .*'a.stl'"),
-        *((LOOK.format(name), "", "no mesh") for name in LONG_NAMES),
+        *((LOOK.format(name), "", "not found") for name in LONG_NAMES),
     ],
 )
 def test_invalid_urdf_is_rejected_in_one_line(tmp_path, arm, joint, line):

@@ -291,12 +291,12 @@ def test_grid_and_lidar_patterns():
         (lambda sim: sim.rays(3).cast(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3)), "rays: origin: expected"),
         (lambda sim: grid(1.0, 1.0, 0.0), "grid(): expected"),
         (lambda sim: lidar(0), "lidar(): expected"),
-        (lambda sim: sim.scene.add_sensor("bx", "a", "gyro", body="box"), "Scene.add_sensor: no 'bx'"),
+        (lambda sim: sim.scene.add_sensor("bx", "a", "gyro", body="box"), "Scene.add_sensor: no articulation 'bx'"),
         (lambda sim: sim.scene.add_sensor("box", "a", "giro", body="box"), "mean 'gyro'"),
         (lambda sim: sim.scene.add_sensor("box", "a", "gyro", body="bx"), "mean 'box'"),
         (lambda sim: sim.scene.add_sensor("box", "gyro", "gyro", body="box"), "already"),
-        (lambda sim: sim.scene.add_sensor("box", "a", "gyro", body="box", site="imu"), "expected one of"),
-        (lambda sim: sim.scene.add_sensor("box", "a", "gyro", link="box"), "expected one of"),
+        (lambda sim: sim.scene.add_sensor("box", "a", "gyro", body="box", site="imu"), "exactly one of"),
+        (lambda sim: sim.scene.add_sensor("box", "a", "gyro", link="box"), "exactly one of"),
     ],
 )
 def test_invalid_sensor_calls_are_rejected_in_one_line(call, word):
