@@ -69,9 +69,9 @@ class Clip:
                 raise ConfigError(key=name, expected=f"shape {[frames, *shape]}", got=list(value.shape))
             if not np.isfinite(value).all():
                 frame = int((~np.isfinite(value).reshape(frames, -1).all(axis=1)).argmax())
-                raise ConfigError(f"not finite in frame {frame}", key=name)
+                raise ConfigError(f"contains NaN or infinity in frame {frame}", key=name)
         if frames < 2 or not joints or not bodies:
-            problem = f"{frames} frames, {joints} joints, {bodies} bodies"
+            problem = f"not enough data: {frames} frames, {joints} joints, {bodies} bodies"
             raise ConfigError(problem, expected="at least 2 frames, 1 joint and 1 body")
         if not 0.0 < self.fps < 10_000.0:
             raise ConfigError(key="fps", expected="a frame rate in (0, 10000) Hz", got=self.fps)
@@ -94,9 +94,8 @@ def load(path: Path) -> Clip:
 def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str] | None) -> tuple[Clip, bool]:
     """Read a clip, adding names to files without them (mjlab's); also return whether the format is Isaac Lab's."""
     if not os.path.isfile(path):  # False if the name is too long
-        raise ConfigError(
-            "no such file", key=str(path), expected="a motion clip, .npz", hint="Try gpusim-rl clip record"
-        )
+        hint = "Try gpusim-rl clip record to create one"
+        raise ConfigError("no such file", key=str(path), expected="a motion clip (.npz)", hint=hint)
     ours = {field.name: field.name for field in fields(Clip)}
     arrays, _ = npz_file.load(path.resolve(), CLIP_BYTES, {*ours, *ISAAC_LAB.values()})
     is_isaac_lab = "dof_positions" in arrays
@@ -107,17 +106,17 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
         if missing := [field.name for field in fields(Clip) if field.name not in values]:
-            hint = "mjlab's clips have no names: pass the robot. " if set(missing) == set(given) else ""
-            raise ConfigError(f"missing {', '.join(missing)}; found {present}", hint=f"{hint}See {DOCS}")
+            hint = "mjlab's clips contain no names: pass the robot. " if set(missing) == set(given) else ""
+            raise ConfigError(f"missing arrays {', '.join(missing)}; found {present}", hint=f"{hint}See {DOCS}")
         for key in given:
             it = values[key]
             if it.dtype.kind != "U" or it.ndim != 1 or not 0 < it.size <= MAX_NAMES or it.itemsize > 4 * MAX_LETTERS:
                 raise ConfigError(key=key, expected=f"1 to {MAX_NAMES} names of up to {MAX_LETTERS} characters")
         names: dict[str, Any] = {key: tuple(values.pop(key).tolist()) for key in given}
         if wrong := [key for key, value in values.items() if value.dtype.kind not in "fiu"]:
-            raise ConfigError(key=wrong[0], expected="numbers", got=str(values[wrong[0]].dtype))
+            raise ConfigError(key=wrong[0], expected="numbers", got=values[wrong[0]].dtype)
         if (fps := values.pop("fps")).size != 1:
-            raise ConfigError(key="fps", expected="one number", got=f"shape {list(fps.shape)}")
+            raise ConfigError(f"array of shape {list(fps.shape)}", key="fps", expected="one number")
         with np.errstate(over="ignore"):
             single: dict[str, Any] = {name: value.astype(np.float32) for name, value in values.items()}
             clip = Clip(fps=float(fps.item()), **names, **single)
@@ -130,7 +129,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
         if smooth is not clip:
             reason = "velocities jump from frame to frame"
             if smooth.fps != clip.fps:
-                reason = f"holds each pose for {clip.fps / smooth.fps:.2g} frames: read at {smooth.fps:.4g} Hz"
+                reason = f"poses repeat {clip.fps / smooth.fps:.2g} times, so they are read at {smooth.fps:.4g} Hz"
             warn(f"{path}: {reason}; recomputing velocities from positions")
         return smooth, is_isaac_lab
     except ConfigError as error:
@@ -208,15 +207,9 @@ def _check_velocities(clip: Clip) -> None:
     """Raise ConfigError unless velocities match pose changes over 0.1 s, a window that spans duplicate frames."""
     window = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1)
     for name, of, names, change, hint in (
-        (
-            "body_lin_vel_w",
-            "body_pos_w",
-            clip.body_names,
-            np.diff(clip.body_pos_w, axis=0),
-            "velocities of the origins",
-        ),
+        ("body_lin_vel_w", "body_pos_w", clip.body_names, np.diff(clip.body_pos_w, axis=0), "velocities of origins"),
         ("joint_vel", "joint_pos", clip.joint_names, np.diff(clip.joint_pos, axis=0), "rad/s"),
-        ("body_ang_vel_w", "body_quat_w", clip.body_names, _turns(clip.body_quat_w), "rad/s, world frame, wxyz"),
+        ("body_ang_vel_w", "body_quat_w", clip.body_names, _turns(clip.body_quat_w), "rad/s, the world frame, wxyz"),
     ):
         velocity = getattr(clip, name)
         got, expected = _mean(0.5 * (velocity[1:] + velocity[:-1]), window), clip.fps * _mean(change, window)
@@ -227,9 +220,9 @@ def _check_velocities(clip: Clip) -> None:
         frames = f"{names[place[1]]} in frames {place[0]} to {place[0] + window} is {got[place]:.3g}"
         if likeness > LIKENESS:
             rate = clip.fps * scale
-            hint = f"fps={rate:{'.0f' if rate >= 10.0 else '.2g'}} or so, not {clip.fps:g}"
-        problem = f"does not match the changes of {of}: {frames}"
-        raise ConfigError(problem, key=name, expected=f"{expected[place]:.3g}", hint=f"Try {hint}")
+            hint = f"about fps={rate:{'.0f' if rate >= 10.0 else '.2g'}} instead of {clip.fps:g}"
+        problem = f"does not match the rate of change of {of}: {frames}"
+        raise ConfigError(problem, key=name, expected=f"{expected[place]:.3g}", hint=f"Use {hint}")
 
 
 def _mean(values: np.ndarray, window: int) -> np.ndarray:

@@ -68,9 +68,9 @@ class Commands(Stateful):
     ) -> None:
         for name, limits in ranges.items():
             if len(limits) != 2 or limits[0] > limits[1]:
-                raise ConfigError(key=f"command {name!r}", expected="a range [low, high]", got=list(limits))
+                raise ConfigError(key=f"command {name!r}", expected="[low, high] with low <= high", got=list(limits))
         if interval is not None and interval < task.dt:
-            raise ConfigError(key="commands.interval", expected=f"at least one step of {task.dt:g} s", got=interval)
+            raise ConfigError(key="commands.interval", expected=f"at least one step ({task.dt:g} s)", got=interval)
         self.names = list(ranges)
         self._units = dict(units or {})
         self._random = task.random
@@ -142,7 +142,7 @@ class CommandConfig:
     def __post_init__(self) -> None:
         steps = [stage.steps for stage in self.read_stages()]
         if steps != sorted(steps):
-            raise ConfigError(key="task.command.stages", expected="increasing steps", got=steps)
+            raise ConfigError(key="task.command.stages", expected="steps in ascending order", got=steps)
 
     def read_stages(self) -> list[CommandStage]:
         """Parse `stages`; raise ConfigError for an unknown key or a wrong value."""

@@ -21,7 +21,7 @@ from gpusim_rl.settings.schema import Count, Rule
 T = TypeVar("T")
 
 Names = Annotated[list[str], Rule("a list of distinct names", lambda names: 0 < len(names) == len(set(names)))]
-LEAST_TO_MOST = Rule("[min, max], at least 0", lambda limits: 0 <= limits[0] <= limits[1])
+LEAST_TO_MOST = Rule("[min, max] with 0 <= min <= max", lambda limits: 0 <= limits[0] <= limits[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,11 @@ class Draw(Ramp):
         Ramp.__post_init__(self)
         low, high = self.range
         if self.distribution == "gaussian" and high < 0:
-            expected = "[mean, standard deviation] if gaussian"
+            expected = "[mean, standard deviation] with a standard deviation >= 0"
         elif self.distribution != "gaussian" and low > high:
-            expected = "[low, high]"
+            expected = "[low, high] with low <= high"
         elif self.distribution == "loguniform" and low <= 0:
-            expected = "positive bounds if loguniform"
+            expected = "positive bounds for a loguniform distribution"
         else:
             return
         raise ConfigError(key="range", expected=expected, got=list(self.range))

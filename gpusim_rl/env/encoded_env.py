@@ -73,7 +73,7 @@ class EncodedEnv(Environment):
         obs = self.env.reset()
         if self.encoder is None:
             self.encoder = self._make_encoder(self.env.images)
-            self.summary += f", images seen by {self.encoder.words}"
+            self.summary += f", images encoded by {self.encoder.words}"
             size = self.encoder.out_size
             self.features = torch.zeros(self.num_envs, self.frames, size, device=self.device)
             self.obs_sizes = dict(self.env.obs_sizes)
@@ -143,5 +143,5 @@ class EncodedEnv(Environment):
     def _check_encoder(self, state: Mapping[str, Any]) -> None:
         assert self.encoder is not None, "call reset() before loading the state of another run"
         if state.get("encoder") != self.encoder.digest:
-            problem = "the encoder's weights differ from those that the policy was trained with"
-            raise ConfigError(problem, key="pretrained.init_from", hint="Try the original file")
+            problem = "the encoder's weights are not the ones that the policy was trained with"
+            raise ConfigError(problem, key="pretrained.init_from", hint="Try the original encoder file")

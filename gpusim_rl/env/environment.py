@@ -120,7 +120,7 @@ class Environment(ABC):
     @classmethod
     def from_settings(cls, cfg: EnvConfig, *, num_envs: int, seed: int, device: torch.device) -> Environment:
         """Build envs of another library, on the learner's `device` if possible; raise ConfigError if building fails."""
-        raise ConfigError("cannot be built from the config section env", key=cls.__name__)
+        raise ConfigError("cannot be built from the `env` section", key=cls.__name__)
 
     @abstractmethod
     def reset(self) -> Observation:
@@ -151,7 +151,7 @@ class Environment(ABC):
 
     def render(self) -> list[np.ndarray]:
         """Return images of the envs, uint8 [height, width, 3] each; raise ConfigError if they cannot render."""
-        raise ConfigError("cannot render its envs", key=type(self).__name__)
+        raise ConfigError("does not support rendering", key=type(self).__name__)
 
     def compile(self) -> None:  # noqa: B027 (optional)
         """Compile the step around the physics with torch.compile."""

@@ -30,14 +30,14 @@ class HookChecks:
         hook = f"{self._name}.observe()"
         if not isinstance(obs, dict):
             expected = f"a tensor of shape [{self._num_envs}, size] or a dict"
-            raise TaskError(key=hook, expected=expected, got=type(obs).__name__)
+            raise TaskError(key=hook, expected=expected, got=type(obs))
         images = {group for group, value in obs.items() if is_image(value)}
         if "policy" not in obs and not images:
-            raise TaskError(key=hook, expected="a group 'policy'", got=list(obs))
+            raise TaskError(key=hook, expected="a 'policy' group", got=list(obs))
         if named := sorted(images & {"policy", "critic"}):
-            raise TaskError(f"{named[0]!r} is an image", key=hook, hint="Try another group name, such as 'camera'")
+            raise TaskError(f"group {named[0]!r} cannot be an image", key=hook, hint="Try a name such as 'camera'")
         if images and "critic" not in obs:
-            expected = "a numeric group 'critic' next to images, which are not rendered for an episode's last state"
+            expected = "a numeric 'critic' group, because images are not rendered for an episode's last state"
             raise TaskError(key=hook, expected=expected, got=list(obs))
         for group, value in obs.items():
             label = hook if list(obs) == ["policy"] else f"{hook}[{group!r}]"
@@ -58,7 +58,7 @@ class HookChecks:
         """Check the names, shapes and dtypes of the terms that `Task.rewards` returned."""
         hook = f"{self._name}.rewards()"
         if not isinstance(terms, dict) or not terms:
-            got = terms if terms == {} else type(terms).__name__
+            got = terms if terms == {} else type(terms)
             raise TaskError(key=hook, expected="a dict of named terms", got=got)
         for name, term in terms.items():
             self._tensor(f"{hook}[{name!r}]", term, (self._num_envs,), torch.float32)
@@ -99,7 +99,7 @@ class HookChecks:
     def _tensor(self, label: str, value: Any, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
         expected = "[" + ", ".join("size" if size is None else str(size) for size in shape) + "]"
         if not isinstance(value, Tensor):
-            raise TaskError(key=label, expected=f"a tensor of shape {expected}", got=type(value).__name__)
+            raise TaskError(key=label, expected=f"a tensor of shape {expected}", got=type(value))
         if value.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, value.shape, strict=True)):
             hint = IMAGE_HINT if len(shape) == 2 and value.ndim in (3, 4) else ""
             raise TaskError(key=label, expected=f"shape {expected}", got=list(value.shape), hint=hint)
@@ -114,7 +114,7 @@ def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
     name = type(task).__name__
     num_actions = getattr(task, "num_actions", None)
     if not isinstance(num_actions, int) or num_actions < 1:
-        raise TaskError(key=f"{name}.num_actions", expected="a positive int set in __init__", got=num_actions)
+        raise TaskError(key=f"{name}.num_actions", expected="a positive int, set in __init__", got=num_actions)
     if task.choices is None:
         return Box(num_actions, cfg.clip_actions)
     counts = tuple(task.choices)
@@ -123,5 +123,5 @@ def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
         raise TaskError(key=f"{name}.choices", expected=expected, got=task.choices)
     if cfg.randomize and not cfg.randomization_params.keys().isdisjoint(("actions", "latency")):
         problem = f"{name} has discrete actions, which do not support noise or latency"
-        raise ConfigError(problem, key="task.randomization_params", hint="Remove actions and latency")
+        raise ConfigError(problem, key="task.randomization_params", hint="Remove `actions` and `latency`")
     return MultiDiscrete(counts)

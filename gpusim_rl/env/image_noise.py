@@ -29,7 +29,7 @@ class ImageSettings:
 
     shift: Natural = 0  # maximum along each axis [pixels]; the border is repeated
     brightness: Annotated[
-        tuple[float, float], Rule("[min, max], at least 0", lambda x: 0.0 <= x[0] <= x[1] < math.inf)
+        tuple[float, float], Rule("[min, max] with 0 <= min <= max", lambda x: 0.0 <= x[0] <= x[1] < math.inf)
     ] = (1.0, 1.0)  # factor on all bytes, which are clamped to 0..255
 
 
@@ -50,7 +50,7 @@ class ImageNoise(SeededDraws):
         for group, spec in specs.items():
             height, width, _ = images[group]
             if spec.shift >= min(height, width):
-                expected = f"less than each side of the image, {height} x {width} pixels"
+                expected = f"less than the shorter side of the image ({height} x {width} pixels)"
                 raise ConfigError(
                     key=f"task.observations.{group}.shift", expected=expected, got=spec.shift, hint="Try 2"
                 )

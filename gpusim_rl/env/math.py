@@ -109,7 +109,7 @@ def tolerance(
     """
     low, high = bounds
     if low > high or margin < 0:
-        raise ValueError(f"tolerance: expected bounds (low, high) and margin >= 0, got {bounds} and {margin}")
+        raise ValueError(f"tolerance: expected low <= high and margin >= 0, got bounds={bounds} and margin={margin}")
     if sigmoid not in _SIGMOIDS:
         raise ValueError(f"tolerance: unknown sigmoid {sigmoid!r}")
     zero_allowed = sigmoid in ("linear", "quadratic", "cosine")

@@ -53,10 +53,10 @@ class AtSite(NamedTuple):
 def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
     """Return mirror maps of all groups and `actions`, and the model's asymmetry; TaskError if no map exists."""
     if not isinstance(env, VecEnv):
-        raise TaskError("envs of another library have no known mirror images", key=type(env).__name__)
+        raise TaskError("mirror images are not supported for envs of other libraries", key=type(env).__name__)
     task, scene = env.task, env.sim.scene
     if task.choices is not None:
-        raise TaskError("discrete actions have no mirror image", key=env.name)
+        raise TaskError("mirror images are not supported for discrete actions", key=env.name)
     if len(scene.articulation_names) != 1:
         raise TaskError(key=f"{env.name}: mirror images", expected="a single robot", got=scene.articulation_names)
     image = MirrorImage(scene, scene.articulation_names[0])
@@ -79,12 +79,12 @@ def mirrored(env: Environment) -> tuple[dict[str, SignedPermutation], float]:
     for group in env.images:
         if task.mirrors.get(group) != IMAGE:
             hint = f"Try {IMAGE!r} for a camera in the robot's x-z plane"
-            raise TaskError("unknown mirror image", key=f"{env.name}.mirrors[{group!r}]", hint=hint)
+            raise TaskError("mirror image not defined", key=f"{env.name}.mirrors[{group!r}]", hint=hint)
     maps["actions"] = kinds.term_map("actions", env.num_actions)
     for name, swap in maps.items():
         twice = matrix(swap) @ matrix(swap)
         for k in np.flatnonzero((np.abs(twice - np.eye(len(twice))) > 1e-6).any(axis=1)):
-            raise TaskError(f"mirroring {name}[{k}] twice does not restore it", key=env.name)
+            raise TaskError(f"mirroring {name}[{k}] twice does not restore its value", key=env.name)
     return maps, image.measure()
 
 
@@ -112,8 +112,8 @@ class _Kinds:
         kind = self._kinds.get(name, default)
         where = f"{self._task}.mirrors[{name!r}]"
         if kind is None:
-            kinds = f"{', '.join((*SIGNS, JOINTS, ACTUATORS))}, PerBody(names) or the points of a scan"
-            raise TaskError("missing kind of quantity", key=where, expected=kinds)
+            kinds = f"one of {', '.join((*SIGNS, JOINTS, ACTUATORS))}, PerBody(names) or the points of a scan"
+            raise TaskError("missing entry", key=where, expected=kinds)
         if isinstance(kind, Tensor):
             swap = self._scan(where, kind)
         elif isinstance(kind, AtSite):
@@ -140,7 +140,7 @@ class _Kinds:
         begin, end = columns.get(kind.omega, (0, 0))
         source = begin + first - columns[name][0]
         if source + 3 > end:
-            problem = f"{kind.site!r} is not in the plane of symmetry, so {kind.omega!r} needs the same history"
+            problem = f"site {kind.site!r} is not in the plane of symmetry, so {kind.omega!r} requires the same history"
             raise TaskError(problem, key=f"{self._task}.mirrors[{name!r}]")
         return _terms(matrix, first, source)
 

@@ -51,7 +51,7 @@ def resampled(clip: Clip, rate: float) -> Clip:
     size = sum(value.nbytes for value in arrays)
     frames = clip.seconds * rate + 1.0
     if frames * size / len(clip.joint_pos) > min(CLIP_BYTES, max(RESAMPLED_BYTES, RESAMPLED_RATIO * size)):
-        problem = f"too many frames: {frames:.3g} for {clip.seconds:.3g} s"
+        problem = f"too many frames after resampling: {frames:.3g} for {clip.seconds:.3g} s"
         raise ConfigError(problem, hint="Try a clip with a higher fps")
     times = np.arange(int(frames + 1e-6)) * (clip.fps / rate)
     before = np.minimum(times.astype(int), len(clip.joint_pos) - 2)

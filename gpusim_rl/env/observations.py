@@ -107,10 +107,10 @@ class ObservationGroups:
         self._dropped = {term for term, settings in term_settings.items() if not settings.get("used", True)}
         if self._dropped:
             if TEACHER in obs:
-                problem = f"the group {TEACHER!r} is reserved for the terms that task.observations drops"
-                raise TaskError(problem, key=f"{name}.observe()")
+                problem = f"group name {TEACHER!r} is reserved when task.observations drops terms"
+                raise TaskError(problem, key=f"{name}.observe()", hint="Try renaming the group")
             if not named["policy"].keys() - self._dropped:
-                raise ConfigError("drops all terms of the policy's observation", key="task.observations")
+                raise ConfigError("all terms of the policy's observation have used=false", key="task.observations")
             self.terms[TEACHER] = self.observed["policy"]
             self.terms["policy"] = tuple(term for term in self.terms[TEACHER] if term.name not in self._dropped)
         if term_settings or (self._noise is not None and "policy" in obs):
@@ -278,6 +278,6 @@ def _noise(value: Any, key: str) -> Noise | None:
     if isinstance(value, list | tuple):
         return parse(Noise, {"range": list(value), "operation": "additive", "distribution": "uniform"}, key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < float("inf"):
-        expected = "a standard deviation of at least 0, uniform bounds [low, high], or settings with a range"
+        expected = "a standard deviation >= 0, uniform bounds [low, high], or a section with `range`"
         raise ConfigError(key=key, expected=expected, got=value, hint="Try 0.1")
     return Noise(range=(0.0, float(value)), operation="additive", distribution="gaussian") if value else None

@@ -204,7 +204,7 @@ def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quan
     motors = [drive for drive in drives if not model.actuator_forcelimited[drive.index]]
     for drive in motors:
         if (model.actuator_gaintype[drive.index], model.actuator_biastype[drive.index]) != (_FIXED_GAIN, _NO_BIAS):
-            problem = f"actuator {drive.name!r} has no forcerange and is not a motor"
+            problem = f"actuator {drive.name!r} has no force limit: it is not a motor and has no forcerange"
             raise TaskError(problem, hint="Set a forcerange in the MJCF")
     quantities = []
     if limited:
@@ -294,7 +294,7 @@ class Inertia(Stateful):
     def _find(self, elements: Sequence[str] | None) -> tuple[list[str], Tensor]:
         for name in elements or []:
             if name not in self.names:
-                raise TaskError(f"{self._owner!r} has no body with mass {name!r}", hint=available(name, self.names))
+                raise TaskError(f"{self._owner!r} has no body {name!r} with mass", hint=available(name, self.names))
         names = list(self.names if elements is None else elements)
         columns = [self.names.index(name) for name in names]
         return names, torch.tensor(columns, dtype=torch.int64, device=self.density.device)
@@ -346,13 +346,13 @@ SECTIONS: dict[str, dict[str, GetQuantities]] = {
 """Properties of an actor, by section and key in the yaml."""
 
 UNSUPPORTED = {
-    "velocity": "MuJoCo does not limit joint velocities. Try damping",
-    "restitution": "in MuJoCo the MJCF's solref sets how contacts bounce. Remove it",
-    "compliance": "in MuJoCo the MJCF's solref and solimp set the compliance of contacts. Remove it",
-    "contact_offset": "MuJoCo uses geom margins in the MJCF instead. Remove it",
-    "rest_offset": "MuJoCo has no rest offset. Remove it",
-    "thickness": "MuJoCo has no shape thickness. Remove it",
-    "filter": "collision filters are set in the MJCF. Remove it",
-    "scale": "bodies cannot be resized at run time. Try mass, inertia and com of rigid_body_properties",
+    "velocity": "not supported: MuJoCo does not limit joint velocities. Try damping",
+    "restitution": "not supported; in MuJoCo, solref in the MJCF sets how contacts bounce. Remove this key",
+    "compliance": "not supported; in MuJoCo, solref and solimp in the MJCF set contact compliance. Remove this key",
+    "contact_offset": "not supported; MuJoCo uses geom margins in the MJCF instead. Remove this key",
+    "rest_offset": "not supported: MuJoCo has no rest offset. Remove this key",
+    "thickness": "not supported: MuJoCo has no shape thickness. Remove this key",
+    "filter": "not supported; collision filters are set in the MJCF. Remove this key",
+    "scale": "not supported: bodies cannot be resized at run time. Try mass, inertia and com of rigid_body_properties",
 }
 """IsaacGym properties that MuJoCo cannot randomise, with the reason and an alternative."""

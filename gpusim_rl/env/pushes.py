@@ -30,9 +30,9 @@ class Pushes(Ramp):
 
     def __post_init__(self) -> None:
         if (self.velocity is None) == (self.force is None):
-            raise ConfigError("expected either velocity: [min, max] or force: [min, max]")
+            raise ConfigError("expected exactly one of velocity: [min, max] and force: [min, max]")
         if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
-            raise ConfigError("velocity pushes act on the root instantly; bodies and duration_s require force")
+            raise ConfigError("bodies and duration_s require force: velocity pushes act on the root instantly")
 
 
 class PushTimer(Stateful):
@@ -88,13 +88,13 @@ class Pusher(PushTimer):
         self.duration = max(1, round((spec.duration_s or dt) / dt))  # control steps
         if spec.velocity is not None:
             if not self.robot.free_root:
-                raise ConfigError(f"{actor!r} has a fixed base, so velocity pushes are not possible", hint="Try force")
+                raise ConfigError(f"cannot push {actor!r} by velocity: its base is fixed", hint="Try force")
             return
         names = spec.bodies or self.robot.body_names[:1]
         self.bodies = self.robot.bodies(names)
         for name in names:
             if sim.scene.model.body(f"{sim.scene.prefix(actor)}{name}").weldid[0] == 0:
-                raise ConfigError(f"{name!r} of {actor!r} is fixed to the world", hint="Try other bodies")
+                raise ConfigError(f"cannot push {name!r} of {actor!r}: fixed to the world", hint="Try other bodies")
         self.left = torch.zeros_like(self.wait)  # control steps for which the force still acts
         self.force = torch.zeros_like(self.bodies.pos)
         self.held = torch.zeros_like(self.bodies.wrench)  # wrench set by the task

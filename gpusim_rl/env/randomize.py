@@ -134,8 +134,8 @@ class Randomizer(SeededDraws, Stateful):
                 group = at_interval.setdefault(control_steps(spec.interval_s, dt), [])
             group.extend((spec, quantity) for quantity in _effective(spec, quantities, path))
         if not any((self.observations, noise, latency, self.pushes, at_setup, at_reset, *at_interval.values())):
-            hint = f"Try observations, actions, or actor_params.{sim.scene.articulation_names[0]}"
-            raise ConfigError("task.randomize=true, but nothing to randomise", key=PATH, hint=hint)
+            hint = f"Add observations, actions, or actor_params.{sim.scene.articulation_names[0]}"
+            raise ConfigError("nothing to randomise, although task.randomize=true", key=PATH, hint=hint)
         self._at_setup, self._at_reset = _Group(at_setup, device), _Group(at_reset, device)
         self._at_interval = {steps: _Group(properties, device) for steps, properties in at_interval.items()}
         # Random phases spread the draws of envs over control steps.
@@ -207,7 +207,7 @@ class Randomizer(SeededDraws, Stateful):
         for name in actors:
             node, path = _section(actors, name, f"{PATH}.actor_params"), f"{PATH}.actor_params.{name}"
             if name not in (*known, GROUND):
-                raise ConfigError(f"the scene has no {name!r}", key=path, hint=available(name, known))
+                raise ConfigError(f"the scene has no articulation {name!r}", key=path, hint=available(name, known))
             _check_keys(node, path, ("color", "pushes", *SECTIONS) if name in known else ("rigid_shape_properties",))
             if node.get("color"):
                 logger.info("%s.color has no effect. For camera images, try rigid_shape_properties.color", path)

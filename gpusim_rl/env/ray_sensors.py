@@ -21,7 +21,7 @@ Pattern = tuple[Float[Tensor, "rays 3"], Float[Tensor, "rays 3"]]
 def grid(length: float, width: float, spacing: float, *, above: float = 10.0) -> Pattern:
     """Return a height scan: rays pointing down from `above` the frame, `spacing` apart over `length` x `width` [m]."""
     if not min(length, width) >= 0.0 < spacing:
-        raise TaskError(key="grid()", expected="length, width >= 0 and spacing > 0", got=(length, width, spacing))
+        raise TaskError(key="grid()", expected="length, width >= 0 and spacing > 0 [m]", got=(length, width, spacing))
     counts = [1 + round(size / spacing) for size in (length, width)]
     x, y = (spacing * (torch.arange(count) - 0.5 * (count - 1)) for count in counts)
     points = torch.cartesian_prod(x, y)
@@ -38,7 +38,7 @@ def lidar(rays: int, *, elevations: Sequence[float] = (0.0,), fov: float = 2.0 *
         fov: Angle that a ring covers, centred on x [rad].
     """
     if rays < 1 or not 0.0 < fov <= 2.0 * math.pi:
-        raise TaskError(key="lidar()", expected="rays > 0 and fov in (0, 2 pi]", got=(rays, fov))
+        raise TaskError(key="lidar()", expected="rays > 0 and fov in (0, 2 pi] [rad]", got=(rays, fov))
     whole = fov == 2.0 * math.pi
     turn = torch.arange(rays) * (fov / rays) if whole else torch.linspace(-0.5 * fov, 0.5 * fov, rays)
     rings = []
@@ -82,7 +82,7 @@ class RayCaster:
             got = (list(origins.shape), list(directions.shape))
             raise TaskError(key="RayCaster", expected="origins and directions of shape [rays, 3]", got=got)
         if frame.pos.shape[1] != 1:
-            raise TaskError(key="RayCaster", expected="one body or site", got=frame.pos.shape[1])
+            raise TaskError(key="RayCaster", expected="a frame with one body or site", got=frame.pos.shape[1])
         if turn not in ("frame", "yaw"):
             raise TaskError(key="RayCaster.turn", expected="'frame' or 'yaw'", got=turn)
         self._frame, self._turn, self._max_distance = frame, turn, max_distance

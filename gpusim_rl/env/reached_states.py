@@ -27,7 +27,7 @@ class ReachedStates:
     def __init__(self, cfg: ResetFromConfig, task: Task[Any], sim: Sim, seed: int) -> None:
         envs = sim.num_envs
         if cfg.capacity < envs:
-            key, expected = "task.reset_from.capacity", f"num_envs={envs} or more"
+            key, expected = "task.reset_from.capacity", f"at least num_envs={envs}"
             raise ConfigError(key=key, expected=expected, got=cfg.capacity, hint=f"Try {key}={4 * envs}")
         self._cfg, self._task = cfg, task
         self._random = EnvRandom(envs, sim.device, seed + 1)
@@ -96,7 +96,7 @@ class ReachedStates:
         expected = {name: (rows, *ring.shape[1:]) for name, ring in rings.items()}
         if {name: tuple(value.shape) for name, value in tensors.items()} != expected:
             self.total.zero_()
-            warn("the checkpoint's reached states belong to other task settings: collecting new ones")
+            warn("discarding the checkpoint's reached states: they do not fit the current task settings")
             return
         for name, value in tensors.items():
             rings[name][:rows].copy_(value)

@@ -60,7 +60,7 @@ def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = Non
             file = robot_of(clip)
             origin = file.stem if file else f"a robot with {len(there)} {kind} {', '.join(there[:MOST])} ..."
             some = ", ".join(missing[:MOST]) + (f" and {len(missing) - MOST} more" if missing[MOST:] else "")
-            raise ConfigError(f"no {kind} {some} of {robot!r}", hint=f"It seems to be a clip of {origin}")
+            raise ConfigError(f"missing {kind} {some} of {robot!r}", hint=f"This seems to be a clip of {origin}")
     _check_kinematics(clip, scene, robot)
     columns = {"joint": [clip.joint_names.index(n) for n in joints], "body": [clip.body_names.index(n) for n in wanted]}
     names = ("joint_pos", "joint_vel", "body_pos_w", "body_quat_w", "body_lin_vel_w", "body_ang_vel_w")
@@ -86,8 +86,8 @@ def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
     number, body = np.unravel_index(error.argmax(), error.shape)
     both = (pos[number, body], model.body_pos_w[number, places[body]])
     got, expected = (place.astype(np.float64).round(3).tolist() for place in both)
-    problem = f"{known[places[body]]} in frame {chosen[number]} does not match the joints of {robot!r}"
-    hint = "Check its rotation, and the order of joints and bodies; orientations are wxyz, angles rad"
+    problem = f"pose of {known[places[body]]} in frame {chosen[number]} does not match the joints of {robot!r}"
+    hint = "Check rotations (wxyz), joint positions (rad) and the order of joints and bodies"
     raise ConfigError(problem, expected=f"position {expected} m", got=got, hint=hint)
 
 

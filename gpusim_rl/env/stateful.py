@@ -76,7 +76,7 @@ def fitting(tensors: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[st
     fits = {name: x for name, x in shared.items() if x.shape == now[name].shape}
     if len(fits) < len(shared):
         names = ", ".join(name for name in shared if name not in fits)
-        warn(f"tensors of the task have new shapes and are reset: {names}")
+        warn(f"resetting task tensors whose shapes differ from the checkpoint's: {names}")
     return fits
 
 

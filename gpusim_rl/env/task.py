@@ -51,9 +51,9 @@ class TaskConfig:
     def __post_init__(self) -> None:
         physics, control, expected, hint = self.physics_hz, self.control_hz, "", ""
         if physics / control > MOST_SUBSTEPS:
-            expected, hint = f"at most {MOST_SUBSTEPS} times", f"Try control_hz={physics / MOST_SUBSTEPS:g}"
+            expected, hint = f"at most {MOST_SUBSTEPS} times", f"Try task.control_hz={physics / MOST_SUBSTEPS:g}"
         elif abs(self.decimation * control - physics) > 1e-6 * physics or self.decimation < 1:
-            expected, hint = "an integer multiple of", f"Try physics_hz={max(1, self.decimation) * control:g}"
+            expected, hint = "an integer multiple of", f"Try task.physics_hz={max(1, self.decimation) * control:g}"
         if expected:
             expected += f" task.control_hz={control:g}"
             raise ConfigError(key="task.physics_hz", expected=expected, got=physics, hint=hint)

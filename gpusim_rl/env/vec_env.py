@@ -162,7 +162,7 @@ class VecEnv(Environment):
         if list(action.shape) != expected:
             raise ValueError(f"step() expects actions of shape {expected}, got {list(action.shape)}")
         if self._last_option is not None and action.dtype != torch.int64:
-            raise ValueError(f"step() expects indices of type torch.int64, got {action.dtype}")
+            raise ValueError(f"step() expects action indices of type torch.int64, got {action.dtype}")
         with limit_torch_threads(self.num_envs, self.device):
             return self._step(action)
 

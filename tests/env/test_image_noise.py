@@ -178,7 +178,7 @@ def test_image_noise_neither_synchronises_nor_reallocates():
     [
         ({"camra": {"shift": 1}}, r"observations\.camra: .* mean 'camera'"),
         ({"camera": {"noise": 0.1}}, r"task\.observations\.camera\.noise"),
-        ({"camera": {"shift": 12}}, r"camera\.shift: .* 12 x 20 pixels, got 12"),
+        ({"camera": {"shift": 12}}, r"camera\.shift: .*12 x 20 pixels\), got 12"),
         ({"camera": {"brightness": [1.2, 0.8]}}, r"camera\.brightness.* got \[1\.2, 0\.8\]"),
     ],
 )

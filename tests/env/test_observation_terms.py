@@ -321,8 +321,8 @@ def test_noise_needs_named_terms():
         (WrongShape, "WrongShape.observe()['pole']: expected shape [32, size], got [32]"),
         (NotFinite, "(env 0, column 3 of 'pole_vel')"),
         (FloatImage, "['camera']: expected shape [32, size], got [32, 32, 32, 2]. An image is uint8"),
-        (NoCritic, "numeric group 'critic'"),
-        (ImageOfCritic, "'critic' is an"),
+        (NoCritic, "numeric 'critic' group"),
+        (ImageOfCritic, "'critic' cannot be an"),
     ],
 )
 def test_invalid_observations_are_rejected(task_class, words):
@@ -347,5 +347,5 @@ def test_unused_terms_are_only_in_the_teacher_group(clip):
         assert torch.equal(obs["policy"], whole[:, 1:5])
         assert torch.equal(env.clean_obs()["policy"], every.clean_obs()["policy"][:, 1:3])
     for wrong in ({"cart_pos": {"used": 0}}, {term: {"used": False} for term in truth(env)}):
-        with pytest.raises(ConfigError, match=r"cart_pos\.used|drops all terms"):
+        with pytest.raises(ConfigError, match=r"cart_pos\.used|have used=false"):
             make(wrong).reset()
