@@ -117,8 +117,8 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
     if not isinstance(version, int) or version < 1:
         raise ConfigError("not a gpusim_rl checkpoint", key=str(path))
     if version != FORMAT:
-        problem = f"format {version} of gpusim_rl {payload['gpusim_rl']}"
-        expected, hint = f"format {FORMAT} of gpusim_rl {__version__}", "Try the commit in the run's env.json"
+        problem = f"written in format {version} by gpusim_rl {payload['gpusim_rl']}"
+        expected, hint = f"format {FORMAT} (gpusim_rl {__version__})", "Try the commit in the run's env.json"
         raise ConfigError(problem, key=f"checkpoint {path}", expected=expected, hint=hint)
     if not _is_small(payload):
         raise _foreign(path, "too many values")
@@ -167,11 +167,11 @@ def _is_intact(file: IO[bytes], copy: IO[bytes] | None = None) -> bool:
 
 def _damaged(path: Path) -> ConfigError:
     """Return the error for a digest mismatch, with the folder's newest good checkpoint as a hint."""
-    hint = "No other checkpoint in the folder is good" if path.parent.name == "checkpoints" else ""
+    hint = "No other checkpoint in the folder is intact" if path.parent.name == "checkpoints" else ""
     if good := next(filter(is_whole, newest_first(path.parent.glob("*.pt"))), None):
-        new = "" if good.name == "last.pt" else "; training from it starts a new run folder"
+        new = "" if good.name == "last.pt" else "; training from this file starts a new run folder"
         advice = shlex.quote(f"checkpoint={good}")
-        hint = f"The newest good checkpoint in the folder is {good.name}: try {advice} (tools: only the path{new})"
+        hint = f"The newest intact checkpoint in the folder is {good.name}: try {advice} (tools: its path{new})"
     problem = f"cannot read checkpoint {path}: damaged, or not a gpusim_rl checkpoint (SHA-256 mismatch)"
     return ConfigError(problem, hint=hint)
 
@@ -207,9 +207,9 @@ def _strange_pickle(content: bytes) -> str:
     memo: dict[Any, int | None] = {}
     for count, (code, argument, _) in enumerate(pickletools.genops(content)):
         if code.name in ("GLOBAL", "INST") and argument not in CLASSES:
-            return f"forbidden name {argument!r}"
+            return f"forbidden class or function {argument!r}"
         if code.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4", "DUP") or count > 20 * CHECKPOINT_VALUES:
-            return "unknown kind of pickle"
+            return "unsupported pickle opcodes"
         if code.name.endswith("PUT"):  # PUT, BINPUT, LONG_BINPUT
             memo[argument] = sizes[-1]
         elif code.name == "MEMOIZE":

@@ -33,7 +33,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
         with safe_open.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise ConfigError(f"larger than {limit} bytes", key=str(path))
+                raise ConfigError("file too large", key=str(path), expected=f"at most {limit} bytes")
             if not size:
                 raise EOFError("empty file")
             arrays = _read(file, path, min(limit, max(UNPACKED_BYTES, UNPACKED_RATIO * size)), names)
@@ -59,14 +59,14 @@ def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None
             if names is not None and name not in names:
                 continue
             if entry.compress_type not in PACKED:
-                problem = f"{entry.filename} has a compression that numpy does not write"
-                raise ConfigError(problem, key=str(path), hint="Try np.savez")
+                problem = f"{entry.filename}: unsupported compression method"
+                raise ConfigError(problem, key=str(path), hint="Try saving with np.savez")
             content = bytearray()
             with archive.open(entry) as packed:
                 while block := packed.read(BLOCK):
                     left -= len(block)
                     if left < 0:
-                        raise ConfigError(f"larger than {budget} bytes unpacked", key=str(path))
+                        raise ConfigError("too large", key=str(path), expected=f"at most {budget} bytes unpacked")
                     content += block
             arrays[name] = _array(memoryview(content))
     return arrays
@@ -81,10 +81,10 @@ def _array(content: memoryview) -> np.ndarray:
     if dtype.hasobject:
         raise ValueError("contains Python objects, which could run code, instead of numbers and strings")
     if dtype.kind not in "biufcSU":
-        raise ValueError(f"contains values of {dtype}, expected numbers or strings")
+        raise ValueError(f"contains values of dtype {dtype}, expected numbers or strings")
     count, data = math.prod(shape), content[source.tell() :]
     if count * max(1, dtype.itemsize) > len(data) or min(shape, default=0) < 0:
-        raise ValueError(f"an array of {list(shape)} values of {dtype} is larger than its entry")
+        raise ValueError(f"array of shape {list(shape)} and dtype {dtype} is larger than its zip entry")
     values = np.frombuffer(data, dtype, count) if count else np.empty(0, dtype)
     return np.require(values, requirements="A").reshape(shape, order="F" if by_columns else "C")
 

@@ -56,7 +56,7 @@ def robot_file(name: str) -> str | Path:
     file = assets_dir() / f"{name}.xml"
     if not file.is_file():
         hint = did_you_mean(name, [path.stem for path in assets_dir().glob("*.xml")])
-        hint += " Others: path/to/robot.xml, or menagerie:<robot>"
+        hint += " Or use path/to/robot.xml or menagerie:<robot>"
         raise ConfigError(f"no robot {name!r} in tasks/assets", hint=hint)
     return file
 
@@ -149,9 +149,9 @@ def _without_last(run: Path) -> ConfigError:
     if checkpoints := [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]:
         newest = newest_first(checkpoints)[0]
         hint = f"The newest checkpoint in the folder is {newest.name}: try {shlex.quote(f'checkpoint={newest}')}"
-        hint += " (tools: only the path; training from it starts a new run folder)"
+        hint += " (tools: its path; training from this file starts a new run folder)"
         return ConfigError(f"checkpoints/last.pt is missing from {run}", hint=hint)
-    ended = " (the run ended before its first one, or has just started)" if (run / "config.yaml").is_file() else ""
+    ended = " (the run ended before saving one, or has just started)" if (run / "config.yaml").is_file() else ""
     return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, found {_contents(run)}")
 
 

@@ -252,11 +252,11 @@ def check_events(text: bytes, path: Path) -> None:
         long = isinstance(event, yaml.ScalarEvent) and len(event.value) > budgets.NUMBER_CHARACTERS
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            problem = "an anchor or alias (& or *) is not allowed. Try repeating the values"
+            problem = "anchors and aliases (& and *) are not allowed. Try repeating the values"
         elif getattr(event, "tag", None) is not None:
             problem = f"the tag {event.tag!r} is not allowed in saved settings"
         elif long and NUMBER.fullmatch(event.value):
-            problem = f"a number with {len(event.value)} characters"
+            problem = f"number too long: {len(event.value)} characters"
         elif depth > budgets.SETTINGS_DEPTH or count > budgets.SETTINGS_VALUES:
             problem = TOO_MANY
         if problem:
@@ -282,11 +282,11 @@ def check_plain(value: Any, where: Path | str) -> None:
         else:
             check_type(node, key)
             if isinstance(node, str) and "${" in node:
-                raise ConfigError(f"{key} is the interpolation {node!r}, expected its value", key=str(where))
+                raise ConfigError(f"{key} is the interpolation {node!r}, expected a plain value", key=str(where))
 
     def check_type(node: Any, name: str) -> None:
         if type(node) not in PLAIN:
-            raise ConfigError(f"{name} is a {type(node).__name__}, expected numbers and strings", key=str(where))
+            raise ConfigError(f"{name} is a {type(node).__name__}, expected a number or string", key=str(where))
 
     check(value, "", 0)
 
@@ -298,5 +298,5 @@ def load_json(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError("nested too deeply", key=str(path)) from None
     if not isinstance(value, dict):
-        raise ConfigError(f"expected an object, got {type(value).__name__}", key=str(path))
+        raise ConfigError(f"expected a JSON object, got {type(value).__name__}", key=str(path))
     return value

@@ -102,7 +102,7 @@ def test_other_format_shows_the_version_that_wrote_it(tmp_path, version):
     archive = io.BytesIO()
     torch.save({"gpusim_rl": "9.8.7", "format": version}, archive)
     sealed(tmp_path / "other.pt", archive.getvalue())
-    with raises(ConfigError, problem=f"format {version} of gpusim_rl 9.8.7"):
+    with raises(ConfigError, problem=f"written in format {version} by gpusim_rl 9.8.7"):
         load(tmp_path / "other.pt")
 
 
