@@ -39,7 +39,7 @@ BAD_OVERRIDES = [
     ("task.sim.dt=0.01", "unknown key 'task.sim.dt'. Try task.physics_hz"),
     ("ppo.xyzzy=1", "unknown key 'ppo.xyzzy'. Keys of ppo: horizon, learning_rate, "),
     ("~num_envs", "missing key 'num_envs'"),
-    ("~task", "no task. Try task=Cartpole"),
+    ("~task", "no task selected. Try task=Cartpole"),
     ("num_envs=8 ppo.gamma =0.9", "cannot read 'ppo.gamma': remove the spaces around =. Try ppo.gamma=0.9"),
     ("sac.alpha=0.1", "sac.alpha has no effect with algo=ppo"),
     ("algo=sac ppo.gamma=0.9", "ppo.gamma has no effect with algo=sac"),
@@ -55,10 +55,10 @@ BAD_OVERRIDES = [
     ("hydra.run.dir=/proc/x", "[Errno 2] No such file or directory: '/proc/x'"),
     ("ppo=default", "ppo: expected a section with keys, got 'default'. Try ppo.<key>=<value>, or algo=ppo"),
     ("algo=pppo", "unknown algo 'pppo'. Did you mean 'ppo'? Available: a2c, amp, apex, "),
-    ("task=Ant,Cartpole", "task=Ant,Cartpole: several values need -m"),
-    ("checkpoint=", "checkpoint: empty. Expected a run folder"),
+    ("task=Ant,Cartpole", "task=Ant,Cartpole: several values require -m"),
+    ("checkpoint=", "checkpoint: expected a run folder, a .pt file or a trained task, got ''"),
     ("checkpoint=Ant", "no checkpoint 'Ant'"),
-    ("--task Ant", "unrecognized arguments: --task. Settings have no dashes: task"),
+    ("--task Ant", "unrecognized arguments: --task. Settings are written without dashes: task"),
     ("-cd nowhere task=Ant", "-cd nowhere: no such folder"),
     ("-m task=Cartpole,Antt", "unknown task 'Antt'. Did you mean 'Ant'?"),
 ]
@@ -153,7 +153,7 @@ def broken_config_dir(tmp_path) -> Path:
 
 
 BROKEN = [
-    ("Pendulum", "Pendulum.yaml includes itself (defaults: [Pendulum]). Try another name, e.g. MyPendulum.yaml"),
+    ("Pendulum", "Pendulum.yaml includes itself (defaults: [Pendulum]). Try another file name, e.g. MyPendulum.yaml"),
     ("Hen", "Hen.yaml includes itself (defaults: [Hen], through Hen, Egg)"),
     ("Lost", "Lost.yaml: the first line must be '# @package _global_'"),
     ("Torn", "Torn.yaml line 3: not valid yaml: "),

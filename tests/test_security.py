@@ -198,7 +198,7 @@ HOSTILE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     # 1. Code through Hydra
     "flag that unpickles a file": (rerun, "'--experimental-rerun="),
     "hydra.": (overrides("hydra.job.chdir=true"), "got 'hydra.job.chdir=true'"),
-    "hydra section": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "the key 'hydra'"),
+    "hydra section": (settings(hydra={"callbacks": {"a": {"_target_": "evil.Evil"}}}), "key 'hydra'"),
     # 2. Code through a class
     "task class": (both(lambda s: s["task"].update(CLASS)), "task._target_=evil.Evil"),
     "algorithm class": (both(lambda s: s["algo"].update(CLASS)), "algo._target_=evil.Evil"),
@@ -218,7 +218,7 @@ HOSTILE: dict[str, tuple[Callable[[Stranger], None], str]] = {
     # 4. The environment
     "interpolation": (both(lambda s: s.update(wandb_name="${oc.env:SECRET}")), "wandb_name is the interpolation"),
     # 5. Bombs
-    "aliases": (RawYaml(BOMB), "an anchor or alias"),
+    "aliases": (RawYaml(BOMB), "anchors and aliases"),
     "tag": (RawYaml("task: !!python/object/apply:os.system ['touch x']\n"), "the tag "),
     "deep nesting": (RawYaml("a: " + "[" * 5000), "too deeply nested"),
     "huge text": (RawYaml("a: " + "x" * 2_000_000), "1048576 bytes"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
         raise unknown_key(f"algo.{key}", ["algo.name", "algo._target_"])
     name = algo.get("name")
     if not isinstance(name, str) or not name.isidentifier() or name in _hints(RunConfig):
-        raise ConfigError(key="algo.name", expected="the name of its settings section, such as 'ppo'", got=name)
+        raise ConfigError(key="algo.name", expected="the name of the algorithm's section, such as 'ppo'", got=name)
     sections = {"task", "algo", name, *ALGORITHMS}  # a task may tune several algorithms
     settings = {key: node for key, node in config.items() if key not in sections}
     checked = _fields(RunConfig, settings, path="", skip=("task", "algo", "algorithm"))
@@ -70,7 +71,7 @@ def check_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if settings_cls is not None and algo.get("_target_") == target:
         checked["algorithm"] = build(settings_cls, config.get(name), path=name)
     if not _section(config.get("task") or {}, "task").keys() - set(TASK_DEFAULTS):
-        raise ConfigError("no task", hint="Try task=Cartpole, or `gpusim-rl list` for all tasks")
+        raise ConfigError("no task selected", hint="Try task=Cartpole, or `gpusim-rl list` for all tasks")
     return checked
 
 
@@ -81,13 +82,12 @@ def build(cls: type[T], node: Any, path: str = "") -> T:
         return cls(**values)
     except ConfigError:
         raise
-    except TaskError as error:  # its key names a call
-        raise ConfigError(str(error), key=path) from None
-    except UserError as error:  # __post_init__: relations between fields, whose keys are relative
-        key = ".".join(filter(None, (path, error.key)))
-        raise ConfigError(error.problem, key=key, expected=error.expected, got=error.got, hint=error.hint) from None
-    except ValueError as error:  # __post_init__ of a user's class
-        raise ConfigError(str(error), key=path) from None
+    except ValueError as error:  # from __post_init__
+        if not isinstance(error, UserError) or isinstance(error, TaskError):  # a user's class; the key names a call
+            raise ConfigError(str(error), key=path) from None
+        prefix = f"{path}." if path else ""  # keys in the class are relative
+        key, hint = (prefix + error.key).rstrip("."), re.sub(r"^Try (?=[\w.]+=)", f"Try {prefix}", error.hint)
+        raise ConfigError(error.problem, key=key, expected=error.expected, got=error.got, hint=hint) from None
 
 
 def algorithm_settings_class(name: Any, algorithm_class: type) -> type:
@@ -138,8 +138,8 @@ ISAACGYMENVS = {
     "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",
     "graphics_device_id": "Training does not render. Try gpusim-rl record <run folder>",
     "task.sim": "Try task.physics_hz (substeps / dt) and task.control_hz; solver settings are in the MJCF",
-    "task.env": "Task settings are directly below task, e.g. task.episode_length; docs/migrating_from_isaacgymenvs.md",
-    "train": "Learning settings are below ppo, e.g. ppo.learning_rate; docs/migrating_from_isaacgymenvs.md lists all",
+    "task.env": "Task settings are directly in task, e.g. task.episode_length; see docs/migrating_from_isaacgymenvs.md",
+    "train": "Learning settings are in ppo, e.g. ppo.learning_rate; see docs/migrating_from_isaacgymenvs.md for all",
 }
 """Hints for keys from IsaacGymEnvs and all keys below them."""
 OURS = {
@@ -172,7 +172,7 @@ def unknown_key(key: str, known: Sequence[str]) -> ConfigError:
     """Build the error for an unknown key, with the closest known key."""
     problem = f"unknown key {key!r}"
     if key in known:
-        return ConfigError(f"{key!r} cannot be changed like this", expected="key=value, e.g. num_envs=64")
+        return ConfigError(f"cannot set {key!r} with this syntax", expected="key=value, e.g. num_envs=64")
     for name, advice in ISAACGYMENVS.items():
         if f"{key}.".startswith(f"{name}."):
             return ConfigError(problem, hint=advice)
@@ -313,9 +313,9 @@ def _describe(hint: Any) -> str:
     if origin in (list, tuple):
         items = [arg for arg in args if arg is not Ellipsis]
         if origin is list or len(items) < len(args):
-            return f"a list of ({_describe(items[0])})"
-        return f"a list of {len(items)} ({', '.join(_describe(item) for item in items)})"
+            return f"a list (each item {_describe(items[0])})"
+        return f"a list of {len(items)} items ({', '.join(_describe(item) for item in items)})"
     if origin is dict:
-        return f"a section of ({_describe(args[1])})"
+        return f"a section (each value {_describe(args[1])})"
     names = {int: "an int", float: "a number", bool: "true or false", str: "a string", type(None): "null"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))

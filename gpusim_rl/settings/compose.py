@@ -214,7 +214,7 @@ def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None
     device = typed.get("sim_device", "null")
     device = typed.get("device", "auto") if device == "null" else device
     if "," in device:
-        raise ConfigError("several devices need a fixed recipe", key=device, hint="Try recipe=full or recipe=quick")
+        raise ConfigError("recipe=auto requires one device", got=device, hint="Try recipe=full or recipe=quick")
     on_cuda = device.startswith("cuda") or (device == "auto" and has_cuda())
     chosen = FULL if on_cuda or not any("quick" in options for options in known.values()) else "quick"
     words = ",".join(dict.fromkeys(chosen if name == "auto" else name for name in names))
@@ -301,8 +301,8 @@ def check_sweep(overrides: Sequence[str], config_dir: str | None = None, saved: 
         trainings += not config["test"]
     if saved is not None and saved.checkpoint.continues and trainings > 1:
         best = shlex.quote(f"checkpoint={saved.checkpoint.file.with_name('best.pt')}")
-        key, hint = f"-m with checkpoint={saved.checkpoint.run_dir}", f"Try {best}, so that each starts a new run"
-        raise ConfigError(f"{trainings} runs would train in one folder", key=key, hint=hint)
+        key, hint = f"-m with checkpoint={saved.checkpoint.run_dir}", f"Try {best}, so that each run has its own folder"
+        raise ConfigError(f"{trainings} runs would train in the same folder", key=key, hint=hint)
 
 
 def resolve_checkpoint(config: Mapping[str, Any]) -> Checkpoint | None:

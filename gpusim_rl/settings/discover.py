@@ -85,11 +85,11 @@ def check_config_dir(config_dir: str | Path) -> Path:
     if not folder.is_dir():
         near = folder.parent if folder.parent.is_dir() else Path()
         names = [path.name for path in near.iterdir() if (path / "task").is_dir()]
-        hint = f"{did_you_mean(folder.name, names)} Try a folder with task/<Name>.yaml"
+        hint = f"{did_you_mean(folder.name, names)} Try a folder that contains task/<Name>.yaml"
         raise ConfigError("no such folder", key=f"-cd {folder}", hint=hint)
     if (folder / "config.yaml").is_file():
-        hint = "Try another name: -cd expects task/<Name>.yaml, and recipe/, algo/, sim/, log/ or debug/"
-        raise ConfigError(f"{folder / 'config.yaml'} would replace all our settings", hint=hint)
+        hint = "Rename the file: -cd expects task/<Name>.yaml, and recipe/, algo/, sim/, log/ or debug/"
+        raise ConfigError(f"{folder / 'config.yaml'} would replace gpusim_rl's own config.yaml", hint=hint)
     return folder
 
 
@@ -119,7 +119,7 @@ def _target(name: str, yamls: Mapping[str, Path], trail: tuple[str, ...] = ()) -
         if base in (*trail, name):
             way = "" if base == name else f", through {', '.join([*trail, name])}"
             problem = f"{yamls[base]} includes itself (defaults: [{base}]{way})"
-            raise ConfigError(problem, hint=f"Try another name, e.g. My{base}.yaml")
+            raise ConfigError(problem, hint=f"Try another file name, e.g. My{base}.yaml")
         inherited = _target(base, yamls, (*trail, name))
         target = target or inherited
     return target

@@ -37,7 +37,7 @@ def check_flags(arguments: Sequence[str]) -> argparse.Namespace:
         bad = re.match(r"unrecognized arguments: (\S+)", message)
         name = bad.group(1).lstrip("-").partition("=")[0].replace("-", "_") if bad else ""
         key = closest(name, known_keys()) or "num_envs"
-        raise ConfigError(message, hint=f"Settings have no dashes: {key}=<value>; see --help")
+        raise ConfigError(message, hint=f"Settings are written without dashes: {key}=<value>; see --help")
 
     parser: argparse.ArgumentParser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
@@ -79,7 +79,7 @@ def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config
     for group in ("algo", "task"):
         if isinstance(section_of(config, group).get(group), Mapping):
             problem = _problem(arguments, config_dir) if group == "task" else ""
-            nested = f"the yaml of {group} has {group!r} inside {group!r}: is its first line '# @package _global_'?"
+            nested = f"the {group} yaml sets {group}.{group}: its first line must be '# @package _global_'"
             raise ConfigError(problem or nested)
 
 
@@ -142,7 +142,7 @@ def explain(
         value = last_value(arguments, key) or "<value>"
         return ConfigError(f"{key!r} already has a value", hint=f"Try {key}={value} without +")
     if match := re.search(r"Ambiguous value for argument '(.+)'|Sweep parameters '(.+)' requires", first_line(error)):
-        problem = "several values need -m (one run each); a list is written [a,b]"
+        problem = "several values require -m (one run per value); write a list as [a,b]"
         return ConfigError(problem, key=match.group(1) or match.group(2))
     return ConfigError(": ".join(first_line(reason) for reason in (error, error.__cause__) if reason is not None))
 

@@ -87,7 +87,7 @@ def _yaml_name(task: type | str, config_dir: str | Path | None) -> str | None:
     if isinstance(task, str):
         if task in entries:
             return task
-        otherwise = "Try config_dir=<folder with its yaml>, or pass its class."
+        otherwise = "Try config_dir=<folder that contains its yaml>, or pass the task's class."
         raise unknown_choice("task", task, list(entries), Path(config_dir) if config_dir else None, otherwise)
     names = [entry.name for entry in entries.values() if entry.target == _class_path(task)]
     return task.__name__ if task.__name__ in names else next(iter(names), None)
@@ -98,17 +98,17 @@ def _defaults(owner: type, call: str) -> Any:
         return settings_class(owner)()
     except TypeError:
         name = owner.__name__
-        hint = f"Try gpusim_rl.train({name}, {name}.Config(...)), or default values in {name}.Config"
-        raise ConfigError(f"{name} has neither a yaml nor settings", key=call, hint=hint) from None
+        hint = f"Try gpusim_rl.train({name}, {name}.Config(...)), or adding defaults to {name}.Config"
+        raise ConfigError(f"{name} has no yaml, and its Config lacks defaults", key=call, hint=hint) from None
 
 
 def _class_path(cls: type, argument: str = "") -> str:
     """Return the import path of a class; given `argument`, warn about a script's classes and reject local classes."""
     if cls.__module__ == "__main__" and argument:
         problem = f"{argument}={cls.__name__} is defined in this script: only the script can resume or play the run"
-        warn(f"{problem}. Try a separate module")
+        warn(f"{problem}. Try moving the class to a module")
     if "<locals>" in cls.__qualname__ and argument:
-        problem = "to resume and play the run, the class must be at the top level of a module"
+        problem = "the class must be at the top level of a module, so that the run can be resumed and played"
         raise ConfigError(problem, key=f"{argument}={cls.__name__}")
     return f"{cls.__module__}.{cls.__qualname__}"
 

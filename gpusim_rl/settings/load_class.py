@@ -26,7 +26,7 @@ def load_class(target: Any, base: type[T] | tuple[type, ...], key: str, example:
     if cls is None:
         classes = [name for name, item in vars(module).items() if inspect.isclass(item) and issubclass(item, base)]
         hint = did_you_mean(class_name, classes)
-        raise ConfigError(f"{module_name} has no {class_name!r}", key=f"{key}={target}", hint=hint)
+        raise ConfigError(f"{module_name} has no class {class_name!r}", key=f"{key}={target}", hint=hint)
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         expected = f"a subclass of {public_name(base[0] if isinstance(base, tuple) else base)}, e.g. {example}"
         raise ConfigError(key=f"{key}={target}", expected=expected, got=cls if inspect.isclass(cls) else type(cls))
@@ -56,7 +56,7 @@ def _import_module(target: Any, kind: str, key: str, example: str) -> ModuleType
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         package = module_name.partition(".")[0]
-        hint = f"Try running from the folder of {package!r} (now: {Path.cwd()}), or installing its package"
+        hint = f"Try running from the folder of {package!r} (current folder: {Path.cwd()}), or installing its package"
         raise ConfigError(f"no module named {error.name!r}", key=f"{key}={target}", hint=hint) from None
 
 

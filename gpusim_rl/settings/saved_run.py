@@ -52,12 +52,12 @@ def continue_run(
     if name == "null":
         return list(arguments), None
     if not name:
-        raise ConfigError("empty", key="checkpoint", expected="a run folder, a .pt file or a trained task")
+        raise ConfigError(key="checkpoint", expected="a run folder, a .pt file or a trained task", got=name)
     checkpoint = paths.find_checkpoint(name, typed.get("log.dir", "runs"))
     if checkpoint.continues and checkpoint.run_dir is not None and "log.dir" in typed:
         folder = Path(typed["log.dir"]).resolve()
         if folder not in checkpoint.run_dir.resolve().parents:
-            warn(f"log.dir={folder}: ignored, as the run continues in {checkpoint.run_dir}")
+            warn(f"ignoring log.dir={folder}: the run continues in {checkpoint.run_dir}")
     code = {key: value for key, value in typed.items() if key == ENV_ID or key.endswith("_target_")}
     named = [*named, *((place_of(key), value) for key, value in code.items())]
     trust = typed.get("trust", "").lower() == "true"
@@ -93,7 +93,7 @@ def _warn_left_out(saved: SavedRun, words: Sequence[str], typed: Mapping[str, st
     if typed.get("actors") == "none":
         words = [word for word in words if not word.startswith(("actors", "num_actors"))]
     if words and typed.get("test", "").lower() != "true":  # an evaluation needs none of them
-        warn(f"machine settings of {saved.place} are not restored: {shlex.join(words)}. Repeat them to keep them")
+        warn(f"machine settings of {saved.place} are not restored: {shlex.join(words)}. Pass them again to keep them")
 
 
 def _read_settings(
@@ -132,7 +132,7 @@ def read_overrides(checkpoint: Checkpoint) -> list[str]:
 def check_record(overrides: Any, file: Path) -> None:
     """Raise ConfigError unless a recorded command line consists of plain overrides."""
     if not isinstance(overrides, list) or not all(isinstance(text, str) for text in overrides):
-        raise ConfigError(f"expected a list of key=value, got {type(overrides).__name__}", key=str(file))
+        raise ConfigError(f"expected a list of key=value strings, got {type(overrides).__name__}", key=str(file))
     for text in overrides:
         key = key_of(text).partition("/")[0].partition(".")[0]
         if not (is_override(text) or text.startswith("~")) or key == "hydra":
@@ -154,23 +154,23 @@ def repeating_words(
         if is_per_call(key) or key == "recipe":
             continue
         if not KEY.fullmatch(key) or text.startswith("~"):
-            raise ConfigError(f"the setting {text!r} of the recorded command line needs quoting")
+            raise ConfigError(f"the recorded command line sets {text!r}, which contains characters that need quoting")
         if _is_choice(key, value, config_dir):
             words[key] = f"{key}={value}"
             continue
         node: Any = settings
         for name in key.split("."):
             if not isinstance(node, dict) or name not in node:
-                raise ConfigError(f"no {key}, which the recorded command line sets", key=str(where))
+                raise ConfigError(f"missing {key}, which the recorded command line sets", key=str(where))
             node = node[name]
         if not all(KEY.fullmatch(name) for name in keys_in(node)):
-            raise ConfigError(f"{key} has names that need quoting", key=str(where))
+            raise ConfigError(f"{key} contains keys that need quoting", key=str(where))
         same = type(node) in (int, float) and NUMBER.fullmatch(value) and float(value) == node
         words[key] = f"{'++' * text.startswith('+')}{key}={value if same else text_of(node)}"
     task = last_value(overrides, "task") or default_choice("task")
     entry = tasks(config_dir, outside=True).get(task)
     if entry is None or entry.target != settings["task"].get("_target_"):
-        raise ConfigError(f"the task is not {task}, which the recorded command line names", key=str(where))
+        raise ConfigError(f"the task differs from task={task} in the recorded command line", key=str(where))
     names = recipes(task, config_dir)
     if len(names) > 1 and settings["recipe"] in names:
         words["recipe"] = f"recipe={settings['recipe']}"
@@ -192,5 +192,5 @@ def _in_checkpoint(checkpoint: Checkpoint, key: str) -> Any:
 
     state = load(checkpoint.file)
     if key not in state:
-        raise ConfigError(f"not a training checkpoint: no {key}", key=str(checkpoint.file))
+        raise ConfigError(f"not a training checkpoint: missing {key}", key=str(checkpoint.file))
     return state[key]

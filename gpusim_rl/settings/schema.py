@@ -46,7 +46,7 @@ Natural = Annotated[int, Rule("an int >= 0", lambda value: value >= 0)]
 Positive = Annotated[float, Rule("a positive number", lambda value: value > 0)]
 NotNegative = Annotated[float, Rule("a number >= 0", lambda value: value >= 0)]
 Fraction = Annotated[float, Rule("a number in [0, 1]", lambda value: 0 <= value <= 1)]
-Limits = Annotated[list[float], Rule("[low, high]", lambda limits: len(limits) == 2 and limits[0] <= limits[1])]
+Limits = Annotated[list[float], Rule("[low, high] with low <= high", lambda x: len(x) == 2 and x[0] <= x[1])]
 Bounds = Annotated[list[float], Rule("three numbers >= 0", lambda most: len(most) == 3 and min(most) >= 0)]
 Units = Annotated[list[Count], Rule("a list of positive ints, e.g. [256,128,64]", lambda sizes: len(sizes) > 0)]
 Durations = Annotated[list[float], Rule("a list of numbers >= 1, e.g. [1,1,60]", lambda it: it and min(it) >= 1.0)]
@@ -211,7 +211,7 @@ class TeacherConfig:
         if self.run is not None and not self.weight:
             raise UserError("no effect with weight=0", key="run", hint="Try weight=1")
         if self.begin and not self.end:
-            raise UserError("no effect with end=0 (constant weight)", key="begin", hint="Try setting end")
+            raise UserError("no effect with end=0 (constant weight)", key="begin", hint="Try end=<iteration>")
         _check_order(self, "begin", "end")
 
 
@@ -461,7 +461,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.learning_starts > self.replay.capacity:
-            expected = f"at most replay.capacity={self.replay.capacity}, or no update would run"
+            expected = f"at most replay.capacity={self.replay.capacity}, otherwise no update runs"
             hint = f"Try learning_starts={self.replay.capacity // 10 or 1}"
             raise UserError(key="learning_starts", expected=expected, got=self.learning_starts, hint=hint)
         if self.batch_size > self.learning_starts:
@@ -563,11 +563,11 @@ class PretrainedConfig:
 
     def __post_init__(self) -> None:
         if self.freeze and self.init_from is None:
-            hint = "Try gpusim-rl pretrain-encoder TASK to create one"
+            hint = "Try gpusim-rl pretrain-encoder TASK to create an encoder"
             raise UserError("requires init_from", key="freeze=true", hint=hint)
         if self.init_from in IMAGENET_ENCODERS and not self.freeze:
             key = f"init_from={self.init_from}"
-            raise UserError("cannot be fine-tuned", key=key, hint="Try pretrained.freeze=true")
+            raise UserError("cannot be fine-tuned", key=key, hint="Try freeze=true")
         if self.frames > 1 and not self.freeze:
             hint = f"Try the algorithm's encoder, such as ppo.network.encoder.frames={self.frames}"
             raise UserError("requires freeze=true", key="frames", hint=hint)
@@ -680,7 +680,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         actors, number = self.actors.engine, self.num_actors
         if not self.headless:
-            hint = "Try gpusim-rl play <run folder>, which follows the run"
+            hint = "Try gpusim-rl play <run folder> to watch the run"
             raise ConfigError("training does not open a window", key="headless=false", hint=hint)
         if self.checkpoint is not None and self.start_from is not None:
             raise ConfigError(f"start_from={self.start_from} has no effect with checkpoint", hint="Try start_from=null")

@@ -20,7 +20,7 @@ from gpusim_rl.settings.schema import MACHINE_SETTINGS, PER_CALL_SETTINGS
 FORBIDDEN = ("hydra", "defaults")  # Hydra keys through which settings could run code
 LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")  # path, address, or `module:Env-v0` in env arguments
 
-TRUST = "If you trust it, try trust=true (tools: --trust)"
+TRUST = "If you trust the run, try trust=true (tools: --trust)"
 ENV_ID = "env.id"  # setting whose `module:` part Gymnasium imports
 
 Named = tuple[str, str]  # kind of code (`place_of`) and its path
@@ -40,16 +40,16 @@ def check_saved_settings(
     """
     check_plain(settings, where)
     if not isinstance(settings, dict) or not all(isinstance(settings.get(key), dict) for key in ("task", "algo")):
-        raise ConfigError("expected the settings of a run, with the sections task and algo", key=str(where))
+        raise ConfigError("expected the settings of a run, with the sections `task` and `algo`", key=str(where))
     for key in settings:
         if str(key).partition("/")[0] in FORBIDDEN:
-            raise ConfigError(f"run settings never have the key {key!r}", key=str(where), hint="Try removing it")
+            raise ConfigError(f"key {key!r} is not allowed in run settings", key=str(where), hint="Try removing it")
     settings = copy.deepcopy(settings)
     upgrade_settings(settings)
     for key, value in [] if trust else untrusted_values(settings, config_dir, named):
         if "_target_" in key.split(".") or key == ENV_ID:
             problem = f"{key}={value} would run code that is not named in a yaml of gpusim_rl or an installed package"
-            raise ConfigError(problem, key=str(where), hint=f"{TRUST}, or -cd <folder of its yaml>")
+            raise ConfigError(problem, key=str(where), hint=f"{TRUST}, or -cd <folder that contains its yaml>")
         raise ConfigError(f"{key}={value!r} may point outside the run folder", key=str(where), hint=TRUST)
     for _, node, leaf, default in _class_sections(settings, PER_CALL_SETTINGS + MACHINE_SETTINGS):
         node[leaf] = default

@@ -111,7 +111,7 @@ def test_build_accepts_exactly_values_of_the_type(value):
     [
         ("task.control_hz=1e-30", "task.control_hz=1e-30, got 120.0"),
         (f"device=cuda:{10**22}", "got 'cuda:1000"),
-        ("task.physics_hz=6e11", "Try control_hz=6e+07"),
+        ("task.physics_hz=6e11", "Try task.control_hz=6e+07"),
         (f"task.episode_length={10**23}", "task.episode_length: "),
         ("ppo.network.log_std_min=-1e308", "got -1e+308"),
     ],
