@@ -39,7 +39,7 @@ class HumanoidAMPConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         if not self.clips:
-            raise ConfigError(key="task.clips", expected="motion clips", got=[], hint="Try task.clips=[humanoid_walk]")
+            raise ConfigError(key="task.clips", expected="a motion clip", got=[], hint="Try task.clips=[humanoid_walk]")
 
 
 class HumanoidAMP(Task[HumanoidAMPConfig]):
@@ -117,7 +117,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
             for place in range(end - length + past, end)
         ]
         if not places:
-            longest = f"at most the {max(motions.lengths)} frames of the clips at task.control_hz={cfg.control_hz:g}"
+            longest = f"at most {max(motions.lengths)}, the frames of the longest clip at {cfg.control_hz:g} Hz"
             raise ConfigError(key="task.style_frames", expected=longest, got=cfg.style_frames)
         newest = torch.tensor(places, device=self.device)
         # Features of all frames; `histories` has the rows of each start frame and of the frames before it.

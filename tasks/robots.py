@@ -115,7 +115,7 @@ class Robot:
         for pattern, widths in self.widths.items():
             if len(widths) != 3 or min(widths) <= 0.0:
                 key = f"robot {self.name!r}: widths[{pattern!r}]"
-                raise TaskError(key=key, expected="three positive numbers: stand, walk, run [rad]", got=widths)
+                raise TaskError(key=key, expected="three positive numbers (stand, walk, run) [rad]", got=widths)
 
     def by_joint(self, joints: list[str], values: str, default: Any = None) -> list[Any]:
         """Return the value of `pose`, `motors` or `widths` for each joint, from the first matching pattern.
@@ -132,7 +132,7 @@ class Robot:
         matches = [next((v for p, v in by_pattern.items() if fnmatchcase(joint, p)), default) for joint in joints]
         if None in matches:
             joint = joints[matches.index(None)]
-            raise TaskError(f"no pattern matches {joint!r}", key=key, hint="Try '*' for all others")
+            raise TaskError(f"no pattern matches joint {joint!r}", key=key, hint="Try '*' for all others")
         return matches
 
     def empty_scene(self, physics_hz: float) -> Scene:
@@ -183,7 +183,7 @@ class Robot:
         """
         eye = self.eye
         if eye is None:
-            problem = f"the robot {self.name!r} has no `eye`"
+            problem = f"robot {self.name!r} has no depth camera (`eye`)"
             raise ConfigError(problem, key="task.vision=depth", hint="Try task.vision=null")
         for geom in scene.spec.worldbody.geoms:
             geom.group = GROUND_GROUP

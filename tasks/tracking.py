@@ -103,7 +103,7 @@ class TrackingConfig(TaskConfig):
         TaskConfig.__post_init__(self)
         if not self.clips:
             hint = "Try task.clips=[path/to/clip.npz]"
-            raise ConfigError(key="task.clips", expected="motion clips", got=self.clips, hint=hint)
+            raise ConfigError(key="task.clips", expected="at least one motion clip", got=self.clips, hint=hint)
 
     def whole_episodes(self) -> TrackingConfig:
         """Return a copy of the settings for evaluation, with clips from their first frames."""

@@ -57,7 +57,7 @@ class TrifingerConfig(TaskConfig):
         if start >= 1.0:
             raise ConfigError(key="task.curriculum.start", expected="null or below 1", got=start, hint="Try 0.1")
         if self.difficulty == TURNED:
-            problem, hint = "does not support random goal orientations", f"Try task.difficulty={TURNED - 1}"
+            problem, hint = "not supported with random goal orientations", f"Try task.difficulty={TURNED - 1}"
             raise ConfigError(problem, key="task.curriculum", hint=hint)
 
     def whole_episodes(self) -> TrifingerConfig:

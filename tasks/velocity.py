@@ -219,7 +219,7 @@ class VelocityTask(Legged[VelocityConfig]):
             for name in getattr(cfg, key):
                 if name not in cls.terms:
                     hint = f"{did_you_mean(name, cls.terms)} Available: {', '.join(cls.terms)}"
-                    raise ConfigError(f"no term {name!r}", key=f"task.{key}", hint=hint)
+                    raise ConfigError(f"no reward term {name!r}", key=f"task.{key}", hint=hint)
         robot = cls.robot
         scene = robot.empty_scene(cfg.physics_hz)
         if cfg.terrain == "rough":
@@ -285,7 +285,7 @@ class VelocityTask(Legged[VelocityConfig]):
         self.tightness = widths.T.pow(-2.0) / len(names)  # standing, walking, running
         self.gaits = torch.tensor([MOVING, RUNNING], device=device)
         if "trot" in weights and len(robot.trot) != len(robot.feet):
-            problem = f"the robot's `trot` needs a number for each of {len(robot.feet)} feet, got {len(robot.trot)}"
+            problem = f"the robot's `trot` needs one number for each of {len(robot.feet)} feet, got {len(robot.trot)}"
             raise ConfigError(problem, key="task.weights.trot", hint="Try task.weights.trot=0")
         self.trot = torch.tensor(robot.trot, dtype=torch.float32, device=device)
         self.weighted = [name for name in self.terms if name in weights]

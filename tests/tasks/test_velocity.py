@@ -459,7 +459,7 @@ def test_every_reward_term_accepts_weight():
 
 @pytest.mark.parametrize("key", ["weights", "rough_weights"])
 def test_unknown_reward_term_is_named(key):
-    with pytest.raises(ConfigError, match=rf"task.{key}.foot_slips|no term 'foot_slips'.*'foot_slip'"):
+    with pytest.raises(ConfigError, match=rf"task.{key}.foot_slips|no reward term 'foot_slips'.*'foot_slip'"):
         make_env(num_envs=1, **{key: {"foot_slips": 1.0}})
 
 
@@ -483,7 +483,7 @@ def test_custom_reward_needs_term_and_weight(tmp_path, monkeypatch):
         env.step(torch.zeros(2, 12))
     without = make_env(num_envs=1)
     assert "height" not in without.task.rewards()
-    with pytest.raises(ConfigError, match=r"task.weights.height|no term 'height'"):
+    with pytest.raises(ConfigError, match=r"task.weights.height|no reward term 'height'"):
         make_env(num_envs=1, weights={"height": -3.0})
 
 
