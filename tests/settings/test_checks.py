@@ -114,9 +114,10 @@ def test_build_accepts_exactly_values_of_the_type(value):
         ("task.physics_hz=6e11", "Try task.control_hz=6e+07"),
         (f"task.episode_length={10**23}", "task.episode_length: "),
         ("ppo.network.log_std_min=-1e308", "got -1e+308"),
+        ("ppo.teacher.begin=5", "Try ppo.teacher.end="),
     ],
 )
-def test_extreme_values_are_rejected(override, words):
+def test_extreme_and_inconsistent_values_are_rejected(override, words):
     with pytest.raises(ConfigError) as info:
         run_of(override)
     assert words in message(info)
