@@ -153,7 +153,7 @@ def printable(text: str) -> str:
 
 
 def say(*lines: str, file: TextIO | None = None) -> None:
-    """Print lines, which may contain untrusted names, to `file` or stdout. All commands print with this function."""
+    """Print lines to `file` or stdout, escaping control characters: names may be untrusted. All commands use it."""
     print("".join(f"{on_one_line(line)}\n" for line in lines), end="", file=file)
 
 

@@ -166,7 +166,7 @@ def take_settings(draft: Draft, file: Path) -> None:
     """
     theirs = isaacgymenvs.read_settings(file)
     if not isinstance(theirs.get("env"), dict):
-        hint = "Try isaacgymenvs/cfg/task/Ant.yaml"
+        hint = "Try a yaml in cfg/task, such as isaacgymenvs/cfg/task/Ant.yaml"
         raise ConfigError("not an IsaacGymEnvs task: no `env` section", key=str(file), hint=hint)
     name = str(theirs.get("name", file.stem))
     code = isaacgymenvs.read_code(file, name)

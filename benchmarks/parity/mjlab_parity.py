@@ -272,7 +272,7 @@ class Ours:
 
 
 def difference(ours: Any, theirs: Any) -> tuple[float, float, float]:
-    """Return our largest value, the largest difference (relative for values above 1), and the mean difference."""
+    """Return our largest magnitude, the largest difference (relative for magnitudes above 1), and the mean."""
     import torch
 
     theirs = torch.as_tensor(theirs).flatten(1) if torch.as_tensor(theirs).ndim > 1 else torch.as_tensor(theirs)

@@ -117,7 +117,7 @@ def make_baseline(
     network = cfg.algorithm.network
     if network.rnn is not None or network.state_dependent_std:
         key = "state_dependent_std=true" if network.rnn is None else f"rnn={network.rnn}"
-        raise ConfigError(f"baselines train feed-forward policies with one std per action, got ppo.network.{key}")
+        raise ConfigError(f"baselines require feed-forward policies and a state-independent std, got ppo.network.{key}")
     with _process_settings_kept(), _quiet():
         require_library(name, f"baseline {name}")
         return library.trainer(library, env, cfg, device, mode, bf16)

@@ -132,7 +132,7 @@ class _Kinds:
         return swap
 
     def omega_terms(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
-        """Return matrix entries (row, column, factor) of the angular velocity for a history frame at index `first`."""
+        """Return matrix entries (row, column, factor) that add the angular velocity to the frame at index `first`."""
         kind = self._kinds.get(name)
         matrix = self._image.at_site(kind.site, kind.kind)[1] if isinstance(kind, AtSite) else np.zeros((3, 3))
         if not matrix.any():

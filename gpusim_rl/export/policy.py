@@ -127,7 +127,7 @@ class DeployedPolicy:
 def content(folder: Path, name: str) -> bytes:
     """Read a file of the export; raise ValueError if it is outside the folder or too large.
 
-    onnxruntime gets bytes, not a folder, so that an ONNX file cannot reference weights elsewhere.
+    onnxruntime gets bytes, not a path, so that an ONNX file cannot reference external weights.
     """
     path = folder / name
     if Path(name).name != name or not path.is_file() or path.stat().st_size > MAX_BYTES:

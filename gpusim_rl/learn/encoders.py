@@ -157,7 +157,7 @@ def make_own(target: str, key: str, example: str, arguments: Mapping[str, Any]) 
         problem = f"{call} failed: {reason}. Called with {name}={value} and the `{key}` settings as cfg"
         raise ConfigError(problem, key=where) from error
     if not isinstance(getattr(module, "out_size", None), int):
-        raise ConfigError("missing attribute out_size, the number of output features (int)", key=where)
+        raise ConfigError("requires an int attribute out_size, the number of output features", key=where)
     return module
 
 

@@ -461,9 +461,9 @@ class OffPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         if self.learning_starts > self.replay.capacity:
-            expected = f"at most replay.capacity={self.replay.capacity}, otherwise no update runs"
-            hint = f"Try learning_starts={self.replay.capacity // 10 or 1}"
-            raise UserError(key="learning_starts", expected=expected, got=self.learning_starts, hint=hint)
+            problem, expected = "no update would ever run", f"at most replay.capacity={self.replay.capacity}"
+            hint = f"Try learning_starts={max(self.batch_size, self.replay.capacity // 10)}"
+            raise UserError(problem, key="learning_starts", expected=expected, got=self.learning_starts, hint=hint)
         if self.batch_size > self.learning_starts:
             expected, hint = f"at least batch_size={self.batch_size}", f"Try learning_starts={self.batch_size}"
             raise UserError(key="learning_starts", expected=expected, got=self.learning_starts, hint=hint)

@@ -70,7 +70,7 @@ def differences_by_term(env: VecEnv, *, height: float = 10.0, seed: int = 0) -> 
 
 
 def _difference(expected: Tensor, got: Tensor) -> float | None:
-    """Return the largest relative difference; None if the values are the same in all envs."""
+    """Return the largest relative difference; None if `expected` is constant across envs."""
     if float((expected - expected[:1]).abs().max()) < LEAST:
         return None
     sizes = (expected - expected.mean(dim=0)).abs().amax(dim=0)

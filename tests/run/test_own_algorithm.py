@@ -269,7 +269,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("self.out_size = 4", "pass", "missing attribute out_size"),
+        ("self.out_size = 4", "pass", "requires an int attribute out_size"),
         ("return", "return 1,", r".*\[2, 4\]\. Expected .*, got 'tuple'"),
         ("= 4\n", "= size + cfg\n", r"Net\(size, cfg\) failed: unsupported operand .* at my_net\.py:8\. .*size=4"),
     ],
