@@ -6,6 +6,7 @@ docs/gpu.md explains what this proves.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from gpusim_rl.env.properties import PICTURES, SECTIONS
 from gpusim_rl.run.held_objects import check_devices
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.schema import ALGORITHMS
+from gpusim_rl.spaces import ActionSpace, Box, MultiDiscrete
 from helpers import fake_cuda as fake
 from helpers.count_kernels import TABLE, predicted, tasks_of, torch_version
 from helpers.fake_cuda import CUDA, PARTS, Placement, backward, fake_cuda, iterate
@@ -237,6 +239,27 @@ def test_off_policy_settings_stay_on_device(variant: str, cuda: None) -> None:
     task = {"task": {"_target_": "helpers.painted.Painted"}} if "images" in variant else {}
     trainer = fake.make_trainer("Cartpole", algo=algo, **task, **{algo: settings_of(algo, changes)})
     assert iterate(trainer, steps=4).faults == []
+
+
+@pytest.mark.parametrize(
+    ("algo", "space", "images"),
+    [
+        ("ppo", Box(3), {}),
+        ("ppo", MultiDiscrete((2,)), {"eye": (40, 32, 3)}),
+        ("sac", Box(3), {"eye": (40, 32, 3)}),
+        ("dqn", MultiDiscrete((2,)), {}),
+    ],
+    ids=str,
+)
+def test_envs_on_host_cost_one_copy_each_way_per_step(algo: str, space: ActionSpace, images: dict, cuda: None) -> None:
+    small, envs = SMALL if algo == "ppo" else settings_of(algo), fake.HostEnvs(space, images=images)
+    trainer = fake.make_trainer("Gymnasium", envs=envs, algo=algo, **{algo: small})
+    with Placement() as placement:
+        trainer.collector.collect(lambda text: None)
+        trainer.collector.update()
+    found = Counter((it.where.partition(":")[0], it.what) for it in placement.found if "random_env" not in it.where)
+    upload = [("gpusim_rl/env/environment.py", what) for what in ("host tensor: empty", "host tensor: cat", "_to_copy")]
+    assert found == dict.fromkeys([("gpusim_rl/run/collector.py", "_to_copy"), *upload], trainer.algorithm.horizon)
 
 
 def test_log_row_is_the_only_copy_to_host(cuda: None) -> None:

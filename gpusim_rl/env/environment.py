@@ -55,20 +55,19 @@ class Step:
     """Envs marked as diverged only because the library used the step for a reset; None = the library never does so."""
 
     def to(self, device: torch.device) -> Step:
-        """Move a step to the learner's device in one copy (to CUDA: asynchronous, from pinned memory)."""
+        """Move a step to the learner's device in one copy of its bytes (to CUDA: asynchronous, from pinned memory)."""
         source = self.reward.device
         if source == device:
             return self
         fields, structure = tree_flatten([getattr(self, name) for name in self.__slots__])
-        tensors = [value for value in fields if value is not None]  # numbers, then masks
-        sizes, count = [value.numel() for value in tensors], sum(value.dtype != torch.bool for value in tensors)
-        pinned = source.type == "cpu" and device.type == "cuda"
-        packed = torch.empty(sum(sizes), device=source, pin_memory=pinned)
-        torch.cat([value.reshape(-1).float() for value in tensors], out=packed)
-        values, flags = packed.to(device, non_blocking=pinned).split([sum(sizes[:count]), sum(sizes[count:])])
-        parts = iter([*values.split(sizes[:count]), *(flags != 0.0).split(sizes[count:])])
-        moved = [None if value is None else next(parts).view(value.shape) for value in fields]
-        return Step(*tree_unflatten(moved, structure))
+        # The largest elements first, so that each tensor is aligned in the buffer
+        tensors = sorted((x for x in fields if x is not None), key=Tensor.element_size, reverse=True)
+        sources = [x.reshape(-1).view(torch.uint8) for x in tensors]
+        sizes, pinned = list(map(len, sources)), source.type == "cpu" and device.type == "cuda"
+        packed = torch.empty(sum(sizes), dtype=torch.uint8, device=source, pin_memory=pinned)
+        parts = torch.cat(sources, out=packed).to(device, non_blocking=pinned).split(sizes)
+        moved = {id(x): part.view(x.dtype).view(x.shape) for x, part in zip(tensors, parts, strict=True)}
+        return Step(*tree_unflatten([None if x is None else moved[id(x)] for x in fields], structure))
 
 
 class Environment(ABC):

@@ -23,6 +23,7 @@ from gpusim_rl.connect.gymnasium_in import EVALUATED_STEPS, GymnasiumEnv
 from gpusim_rl.connect.gymnasium_spaces import flat_size
 from gpusim_rl.distributed.actors import make_trainer
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.run import devices
 from gpusim_rl.run.evaluation import evaluate_run
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.spaces import MultiDiscrete
@@ -535,6 +536,18 @@ def test_images_are_separate_observation_groups(kind: str, channels: int, mode: 
         assert step.final_obs["policy"].tolist() == [[4.0], [4.0]]
     assert int(first[group].max()) == 1  # earlier images are not overwritten
     env.close()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "reinforce"])
+def test_images_train_a_learner_on_another_device(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = {"console": "quiet", "dir": str(tmp_path)}
+    settings = {"max_iterations": 2, "seed": 1, "log": log, algo: {"horizon": 6}}
+    rows = []
+    for device in ("cpu", "cpu:0"):  # torch treats them as different devices
+        monkeypatch.setattr(devices, "find_device", lambda *_, device=device: torch.device(device))
+        rows.append(gpusim_rl.train(SyncVectorEnv([lambda: Screen("dict")] * 2), algo=algo, **settings))
+    one, two = ({key: row[key] for key in row if not key.startswith(("time/", "speed/", "system/"))} for row in rows)
+    assert one == two
 
 
 def test_nested_images_are_rejected_and_small_grids_are_flattened() -> None:

@@ -18,8 +18,9 @@ def make_step(*, skipped: bool) -> Step:
     def mask() -> torch.Tensor:
         return torch.rand(5) > 0.5
 
-    obs = {"policy": torch.randn(5, 3), "critic": torch.randn(5, 7)}
-    final = {group: torch.randn_like(value) for group, value in obs.items()}
+    images = torch.randint(256, (2, 5, 3, 7, 9)).to(torch.uint8).transpose(2, 4)  # strided
+    obs = {"policy": torch.randn(5, 3), "camera": images[0], "critic": torch.randn(5, 7)}
+    final = {"policy": torch.randn(5, 3), "camera": images[1], "critic": torch.randn(5, 7)}
     obs["policy"][0, 0], final["critic"][1, 2] = torch.nan, torch.inf
     stats = {"level": torch.tensor([1.0, torch.nan, 3.0, 4.0, 5.0])}
     masks = [mask() for _ in range(6)]

@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpusim_rl.api import prepare
 from gpusim_rl.distributed import actors
+from gpusim_rl.env import Environment, Step, Task
 from gpusim_rl.env.hook_checks import HookChecks
 from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import Algorithm, TrainedPolicy, make_policy
@@ -44,12 +45,14 @@ from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
 from gpusim_rl.sim import SimChoice, mjwarp
 from gpusim_rl.sim.warp import WarpGraphs
+from gpusim_rl.spaces import ActionSpace
 from gpusim_rl.testing import sync_counter
+from gpusim_rl.testing.random_env import RandomEnv
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter
 from helpers.demonstrated import random_demonstrations
 from helpers.predicted_time import COUNTED_ENVS, Cost, cost_of_operator
 
-CUDA = torch.device("cuda:0")
+CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
 NUM_ENVS = 8
 
 _GUARD = Path(__file__).with_name("cuda_guard.cpp")
@@ -273,8 +276,27 @@ def _say_where() -> Iterator[None]:
         raise AssertionError(f"a value is read: {error} at {short(frame.filename)}:{frame.lineno}") from error
 
 
+class HostEnvs(RandomEnv, Environment):
+    """Random envs on the host, as of another library; fake in `fake_cuda`."""
+
+    device, steps_between_truncations, max_episode_length, summary, final_images = CPU, 1, 9, "", True
+
+    def __init__(self, space: ActionSpace, **shapes: Any) -> None:
+        super().__init__(NUM_ENVS, num_actions=space.size, **shapes)
+        self.action_space = space
+
+    def step(self, action: Tensor) -> Step:  # type: ignore[override]
+        assert action.device == CPU
+        it = super().step(action)
+        masks = {mask: getattr(it, mask) for mask in ("terminated", "truncated", "diverged", "done")}
+        return Step(it.obs, it.final_obs, it.reward, {}, {}, **masks, bad_action=it.diverged, incomplete=it.diverged)
+
+    def close(self) -> None: ...
+
+
 def make_trainer(task: str, /, **settings: Any) -> Trainer:
-    """Build a trainer whose learner and simulator (MuJoCo Warp) are on fake CUDA; call inside `fake_cuda`."""
+    """Build a trainer whose learner and simulator (MuJoCo Warp), or `envs`, are fake; call inside `fake_cuda`."""
+    envs: Environment | None = settings.pop("envs", None)
     shared = {"num_envs": NUM_ENVS, "graph": "off", "compile": "off", "device": "cuda", "log": {"console": "quiet"}}
     settings = {**shared, **settings}
     if settings.get("algo") == "distill":
@@ -282,7 +304,7 @@ def make_trainer(task: str, /, **settings: Any) -> Trainer:
     if settings.get("algo") == "bc":
         settings["bc"] = {"demonstrations": {"file": "another"}, **settings.get("bc", {})}
     with unset_fake_temporarily():
-        spec = prepare(task, **settings)
+        spec = replace(prepare(task, **settings), envs=envs)
     with _say_where(), pytest.MonkeyPatch.context() as patch:  # reads during construction only
         patch.setattr(HookChecks, "finite", lambda *_: None)
         patch.setattr(Tensor, "count_nonzero", lambda *_: 1)
@@ -328,12 +350,12 @@ def _stay(
 def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
     """Give scenes values. Policies start on the CPU, from where torch cannot move all fake ones."""
     task, algorithm = spec.task_class, spec.algorithm_class
-    scene = task.scene
+    scene = getattr(task, "scene", None)
     make_policy = algorithm.make_policy
 
     def real_scene(cfg: Any) -> Any:
         with unset_fake_temporarily():
-            found = scene(cfg)
+            found = scene(cfg)  # type: ignore[misc]
             assert found.model is not None  # compile
             return found
 
@@ -347,7 +369,8 @@ def _make_for_real(patch: pytest.MonkeyPatch, spec: RunSpec) -> None:
                 module._init_flat_weights()
         return policy
 
-    patch.setattr(task, "scene", staticmethod(real_scene))
+    if issubclass(task, Task):
+        patch.setattr(task, "scene", staticmethod(real_scene))
     patch.setattr(algorithm, "make_policy", staticmethod(policy_on_cuda))
 
 
