@@ -22,7 +22,7 @@ from gpusim_rl.machine.hardware import limit_openmp_spin
 from gpusim_rl.options import Parser
 from gpusim_rl.view.text_table import table_lines
 
-WARM_UP = 4  # iterations in which kernels compile, graphs are captured and memory is allocated
+WARM_UP = 5  # iterations in which kernels compile, graphs are captured and memory is allocated
 
 
 def main(argv: list[str] | None = None) -> int:

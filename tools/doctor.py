@@ -42,7 +42,7 @@ CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
 COUNTED = {"num_processes": "processes", "num_actors": "actors"}
 SCALING = "Measure a task with several numbers of envs, processes or actors."
-WARM_UP = 4  # on CUDA, the third captures the graphs; from the fourth, the host runs ahead of the device
+WARM_UP = 5  # on CUDA, the fourth captures the graphs, and in the fifth the host runs ahead of the device
 FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for this long, and for three iterations, has ended
 
 

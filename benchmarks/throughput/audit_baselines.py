@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpusim_rl.diagnose.transfers import Audit, Loop
     from throughput.baselines import Baseline
 
-WARM_UP = 4  # iterations: for compilation, graph capture and memory allocation
+WARM_UP = 5  # iterations: for compilation, graph capture and memory allocation
 SHOWN_LOCATIONS = 5
 
 

@@ -50,7 +50,9 @@ class Collector:
             library=env.library if env.on_learners_device else None,
         )
         generators, stateful = generators_of(algorithm, self.device), [*env.stateful, algorithm]
-        self.graphs = Graphs(choice, self.device, generators=generators, stateful=stateful, collective=collective)
+        given: dict[str, Any] = {"generators": generators, "stateful": stateful, "collective": collective}
+        # A compiled region would run uncompiled under the watch.
+        self.graphs = Graphs(choice, self.device, **given, watch=start.compile.mode == "off")
         self._unsaved = [unsaved(owner) for owner in env.stateful]
 
     def collect(self, pause: Pause = ignore_pause) -> None:

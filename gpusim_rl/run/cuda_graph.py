@@ -6,15 +6,17 @@ import gc
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from gpusim_rl.errors import TaskError
 from gpusim_rl.learn.collective import ALONE, Collective
 from gpusim_rl.machine.source_location import describe
+from gpusim_rl.run.capture_watch import CaptureWatch
 from gpusim_rl.run.stop_signal import IterationLeftError
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ LaunchesApart = Callable[[Callable[[Callable[[], None]], None]], AbstractContext
 
 logger = logging.getLogger("gpusim_rl.run")
 
-WARM_UP = 2  # eager calls before a capture: they create optimiser state, workspaces, kernels and Warp's own graphs
+WARM_UP = 3  # eager calls before a capture: the first creates state and kernels, the others are compared
 MOST_PHYSICS_STEPS = 150  # maximum physics evaluations per graph with `auto`: capture time and memory grow with them
 SEGMENTS = {
     "rollout": ("rollout", "update"),
@@ -57,6 +59,7 @@ class GraphChoice:
 
     mode: str
     reason: str
+    strict: bool = False  # whether a segment that a graph would freeze is an error, as the user chose the mode
 
     def __str__(self) -> str:
         return f"{' and '.join(WORDS[segment] for segment in SEGMENTS[self.mode]) or 'off'} ({self.reason})"
@@ -83,15 +86,15 @@ def choose_graph(
         (physics_steps > MOST_PHYSICS_STEPS, "step", many),
         (True, "rollout", "auto: CUDA device"),
     )
-    return next(GraphChoice(mode, reason) for holds, mode, reason in rules if holds)
+    return next(GraphChoice(mode, reason, strict=wanted == mode) for holds, mode, reason in rules if holds)
 
 
 class Graphs:
     """Runner of the segments of an iteration: on CUDA, each segment is captured into a torch graph, then replayed.
 
     A segment must use the same memory in every call, except in attributes of `stateful` objects (task, algorithm): a
-    reassigned tensor or tuple of tensors is copied to its old address. A Python number that changes there prevents the
-    capture, since a graph would freeze it. Lists and nested objects are not inspected.
+    reassigned tensor or tuple of tensors is copied to its old address. Numbers or addresses that differ between two
+    eager calls prevent the capture, since a graph would freeze them; `watch` compares those of all operators, too.
 
     A failed capture warns, restores state and generators, and falls back: from the rollout to the control step, then to
     the step in pieces (torch's and the simulator's graphs alternate: torch's contain no Warp loops), then to eager.
@@ -108,6 +111,7 @@ class Graphs:
         generators: Sequence[torch.Generator] = (),
         stateful: Sequence[object] = (),
         collective: Collective = ALONE,
+        watch: bool = True,
     ) -> None:
         self.choice, self._device, self._collective = choice, device, collective
         self._generators, self._stateful = list(generators), list(stateful)
@@ -115,6 +119,7 @@ class Graphs:
         self._registered = self._generators  # generators that the current capture registers
         self._segments = SEGMENTS[choice.mode]
         self._calls: dict[str, int] = {}
+        self._watch, self._watches = watch, dict[str, CaptureWatch]()
         self._captured: dict[str, tuple[Pieces, Any]] = {}
         self._capturing = False
         self._memory: list[Any] = []  # pools of the graphs
@@ -151,8 +156,7 @@ class Graphs:
         if segment not in self._captured:
             calls = self._calls[segment] = self._calls.get(segment, 0) + 1
             if calls <= WARM_UP:
-                with self._watching(segment):
-                    return body()
+                return self._warm_up(segment, body)
             if not self._try_to_capture(segment, body):
                 return self.run(segment, body)  # the fallback
         pieces, output = self._captured[segment]
@@ -261,24 +265,32 @@ class Graphs:
         self.choice = GraphChoice(mode, f"the {name} cannot be captured: {reason}")
         logger.warning("CUDA graph of the %s failed; %s: %s", name, then, reason)
 
-    @contextmanager
-    def _watching(self, segment: str) -> Iterator[None]:
-        """Detect the generators that an eager segment draws from and the Python numbers that it changes."""
+    def _warm_up(self, segment: str, body: Callable[[], T]) -> T:
+        """Run a segment eagerly; detect the generators that it draws from and what a graph would freeze."""
         states = [generator.get_state() for generator in self._generators]
-        numbers = [_numbers(stateful) for stateful in self._stateful]
-        yield
+        numbers, before = [_numbers(it) for it in self._stateful], [dict(_attributes(it)) for it in self._stateful]
+        watch = CaptureWatch(self._watches.get(segment))
+        with watch if self._watch and self._calls[segment] > 1 else nullcontext():
+            result = body()
+        for stateful, attributes in zip(self._stateful, before, strict=True):
+            with suppress(NotCapturableError):  # the capture raises it again
+                _put_back_tensors(stateful, attributes)
         drawn = self._drawn.setdefault(segment, [])
         for generator, state in zip(self._generators, states, strict=True):
             if generator not in drawn and not torch.equal(generator.get_state(), state):
                 drawn.append(generator)
-        if self._calls[segment] < WARM_UP:
-            return  # set-up in the first call
-        for stateful, old in zip(self._stateful, numbers, strict=True):
-            changed = [name for name, value in _numbers(stateful).items() if name not in old or old[name] != value]
-            if changed:
-                names = " and ".join(f"{type(stateful).__name__}.{name}" for name in changed)
-                self._fall_back(segment, f"{names} changed between calls. Try a tensor", step_too=True)
-                return
+        if self._calls[segment] > 1:  # set-up in the first call
+            self._watches[segment] = watch
+            names = list(_changed(self._stateful, numbers))
+            self._refuse(segment, f"{names[0]} changed between calls. Try a tensor" if names else watch.difference)
+        return result
+
+    def _refuse(self, segment: str, frozen: str) -> None:
+        """Run a segment eagerly if a graph would freeze values, or raise TaskError if the mode is the user's choice."""
+        if frozen and self.choice.strict:
+            raise TaskError(f"the {segment} cannot be captured: {frozen}", key=f"graph={self.choice.mode}")
+        if frozen:
+            self._fall_back(segment, frozen, step_too=True)
 
 
 def _reason(error: BaseException) -> str:
@@ -286,6 +298,14 @@ def _reason(error: BaseException) -> str:
     while error.__context__ is not None and not error.__suppress_context__:
         error = error.__context__
     return str(error) if isinstance(error, NotCapturableError) else describe(error)
+
+
+def _changed(objects: Sequence[object], before: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the attributes that hold another Python number than before."""
+    for stateful, old in zip(objects, before, strict=True):
+        for name, value in _numbers(stateful).items():
+            if name not in old or old[name] != value:
+                yield f"{type(stateful).__name__}.{name}"
 
 
 def _numbers(stateful: object) -> dict[str, Any]:

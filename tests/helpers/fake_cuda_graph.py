@@ -59,7 +59,7 @@ def differences_of_replays(make: Callable[[Path], Trainer], mode: str, folder: P
         options |= {"stateful": it.collector.graphs._stateful}
         it.collector.graphs = graphs(GraphChoice(mode, "test"), it.start.device, **options)
         with it.logging() as log:
-            for _ in range(6):
+            for _ in range(7):
                 it.iterate(log)
             assert graphs is Graphs or it.collector.graphs._captured.keys() == {mode, "update"}
             return {part: it.state_dict()[part] for part in ("policy", "algorithm", "env", "metrics")}

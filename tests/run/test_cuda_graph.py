@@ -46,7 +46,7 @@ class Reassigning(Faulty):
 
 
 def trained(
-    graphs: type[Graphs], mode: str, task: Any, folder: Path, config: Any = None, iterations: int = 6, /, **changes: Any
+    graphs: type[Graphs], mode: str, task: Any, folder: Path, config: Any = None, iterations: int = 7, /, **changes: Any
 ) -> tuple[Trainer, dict[str, Any]]:
     """Train with segments that run through `graphs`; return trainer and state."""
     trainer = make_trainer(task, folder, config, sim="mjwarp", device="cpu", max_iterations=iterations, **changes)
@@ -168,9 +168,9 @@ def test_all_reduce_runs_between_graphs_of_an_update(algorithm, tmp_path, monkey
     def state_after(graphs: type[Graphs], mode: str) -> tuple[Trainer, dict[str, Any]]:
         collective = Twin()
         changes: dict[str, Any] = {"log": {"console": "quiet", "dir": str(tmp_path / mode)}, algorithm: small}
-        changes |= {"sim": "mjwarp", "device": "cpu", "num_envs": 8, "max_iterations": 6}
+        changes |= {"sim": "mjwarp", "device": "cpu", "num_envs": 8, "max_iterations": 7}
         trainer = actors.make_trainer(prepare("Cartpole", algo=algorithm, **changes), collective)
-        return run_through(trainer, graphs, mode, 6, collective=collective)
+        return run_through(trainer, graphs, mode, 7, collective=collective)
 
     eager = state_after(Graphs, "off")[1]
     trainer, state = state_after(Recorder, "update")
@@ -194,7 +194,7 @@ def test_replayed_update_skips_the_same_minibatches_as_eager(tmp_path):
 @pytest.mark.parametrize("mode", ["rollout", "split"])
 def test_graph_registers_only_generators_it_draws_from(mode, tmp_path):
     """Torch launches two kernels per registered generator before each replay."""
-    trainer, _ = trained(Recorder, mode, "Cartpole", tmp_path, None, 4)
+    trainer, _ = trained(Recorder, mode, "Cartpole", tmp_path, None, 5)
     graphs, algorithm = trainer.collector.graphs, trainer.algorithm
     assert set(graphs._captured) == set(SEGMENTS[mode])
     *acting, update = graphs.registered
@@ -294,7 +294,7 @@ def test_warp_loop_falls_back_to_split_capture(tmp_path, caplog):
     assert trainer.collector.graphs.choice.mode == "split"
     assert "a loop of Warp" in trainer.collector.graphs.choice.reason
     assert set(trainer.collector.graphs._captured) == {"split", "update"}
-    assert state["iteration"] == 6
+    assert state["iteration"] == 7
 
 
 def test_signal_during_capture_is_not_a_capture_failure(caplog):
@@ -406,6 +406,6 @@ def test_warp_graphs_are_captured_once_and_equal_eager(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("watched")
 @pytest.mark.parametrize("mode", ["rollout", "step", "split"])
 def test_graph_replay_with_cameras_equals_eager_run(mode: str, tmp_path: Path) -> None:
-    warp: dict = {"sim": {"name": "mjwarp", "num_threads": 1}, "device": "cpu", "max_iterations": 6}
+    warp: dict = {"sim": {"name": "mjwarp", "num_threads": 1}, "device": "cpu", "max_iterations": 7}
     warp["task"] = {"episode_length": 9}
     assert differences_of_replays(lambda folder: make_trainer("Cartpole", folder, **warp), mode, tmp_path) == []
