@@ -238,7 +238,10 @@ def test_off_policy_settings_stay_on_device(variant: str, cuda: None) -> None:
     algo, changes = OFF_POLICY[variant]
     task = {"task": {"_target_": "helpers.painted.Painted"}} if "images" in variant else {}
     trainer = fake.make_trainer("Cartpole", algo=algo, **task, **{algo: settings_of(algo, changes)})
-    assert iterate(trainer, steps=4).faults == []
+    faults = iterate(trainer, steps=4).faults
+    if changes.get("replay", {}).get("alpha"):  # such a run rejects torch_deterministic=true
+        faults = [fault for fault in faults if "not deterministic: cumsum" not in fault]
+    assert faults == []
 
 
 @pytest.mark.parametrize(
@@ -364,6 +367,9 @@ FAULTS: dict[str, tuple[str, Callable[[Operands], object]]] = {
     "a copy into the host": ("copy_", lambda it: torch.zeros(6, 4).copy_(it.x)),
     "a number of the host": ("host tensor: mul", lambda it: it.x * torch.ones(())),
     "solve": ("linear algebra", lambda it: torch.linalg.solve(it.square, it.x.T)),
+    "cumulative sum": ("not deterministic: cumsum", lambda it: it.x.cumsum(0)),
+    "histogram": ("histc", lambda it: torch.histc(it.x, 4)),
+    "format": ("__format__", lambda it: f"{it.x[0, 0]:.2f}"),
     "multinomial": ("linear algebra: multinomial", lambda it: torch.multinomial(it.square, 1)),
 }
 HARMLESS: dict[str, tuple[int, Callable[[Operands], object]]] = {
@@ -381,8 +387,9 @@ HARMLESS: dict[str, tuple[int, Callable[[Operands], object]]] = {
 def test_placement_detects_fault(fault: str, cuda: None) -> None:
     kind, call = FAULTS[fault]
     given = Operands()
-    with Placement() as placement, suppress(DataDependentOutputException, DynamicOutputShapeException, RuntimeError):
-        call(given)  # fake tensors reject reads of values after they are counted
+    rejected = DataDependentOutputException, DynamicOutputShapeException, RuntimeError, TypeError
+    with Placement() as placement, suppress(*rejected):  # fake tensors reject reads of values after they are counted
+        call(given)
     assert any(location.what.startswith(kind) for location in placement.found), placement.locations
     assert all(location.where.startswith("tests/test_placement.py:") for location in placement.found)
 

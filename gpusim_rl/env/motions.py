@@ -26,6 +26,7 @@ Starts = Literal["adaptive", "uniform", "first"]
 """Sampling of start frames: more often where episodes fail, uniformly over all frames, or each clip's first frame."""
 FORGETTING = 0.001  # weight of a control step in the running mean of failures
 FLOOR = 0.1  # failures per control step added to the counts, spread over all bins
+PARTS = 2**24  # resolution of probabilities
 STRAIGHT = 1e-4  # angle between two quaternions [rad] below which interpolation is linear
 
 
@@ -160,11 +161,11 @@ class Playhead(Stateful):
         return weights / weights.sum()
 
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
-        """Return start frames sampled with uniform numbers in [0, 1); masked envs then track the following frames."""
-        ends = self.chances().cumsum(0)
-        chosen = torch.bucketize(unit[:, 0] * ends[-1], ends, right=True).clamp_(max=len(ends) - 1)
-        sizes = self._sizes.index_select(0, chosen)
-        inside = torch.minimum((unit[:, 1] * sizes).long(), sizes - 1)
+        """Choose start frames from uniform numbers in [0, 1); masked envs then track the following frames."""
+        ends = (self.chances() * PARTS).long().cumsum(0)  # CUDA has no deterministic sum of floats
+        # Below 2^24, a float32 in [0, 1) times n rounds to less than n.
+        chosen = torch.bucketize((unit[:, 0] * ends[-1]).long(), ends, right=True)
+        inside = (unit[:, 1] * self._sizes.index_select(0, chosen)).long()
         start = self._begins.index_select(0, chosen) + inside
         torch.where(where, start + 1, self.index, out=self.index)
         return start

@@ -21,7 +21,7 @@ from gpusim_rl.run.phases import OUTSIDE, reported_phase
 # `nonzero` also where(mask) and argwhere.
 _SCALARS = frozenset({"_local_scalar_dense", "is_nonzero"})
 _UNIQUE = frozenset({"_unique", "_unique2", "unique_dim", "unique_consecutive"})
-_SHAPES = frozenset({"equal", "allclose", "nonzero", "masked_select", "bincount", *_UNIQUE})
+_SHAPES = frozenset({"equal", "allclose", "histc", "nonzero", "masked_select", "bincount", *_UNIQUE})
 # masks as indices go through `nonzero`, unlike masked_fill_ and where
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 _COPIES = frozenset({"_to_copy", "copy_"})
@@ -29,7 +29,7 @@ _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "
 _COUNT_BYTES = 8  # copied to the host for a data-dependent shape
 # Calls that have no operator on the CPU. tensor() and as_tensor() copy from pageable host memory.
 _CALLS: list[tuple[Any, str]] = [
-    *((Tensor, name) for name in ("item", "cpu", "numpy", "tolist", "__array__")),
+    *((Tensor, name) for name in ("item", "cpu", "numpy", "tolist", "__array__", "__format__")),
     *((torch, name) for name in ("tensor", "as_tensor")),
 ]
 

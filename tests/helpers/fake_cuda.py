@@ -85,14 +85,19 @@ _NO_KERNEL = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "_unsafe_view"}
 )
 _LINALG = ("linalg_", "_linalg_", "cholesky", "triangular_solve", "lu_", "geqrf", "ormqr", "multinomial")
+_NOT_DETERMINISTIC = re.compile(  # torch.use_deterministic_algorithms: they raise on CUDA
+    r"(avg_pool3d|adaptive_\w+pool\dd|fractional_max_pool\dd|max_unpool\dd|upsample_\w*linear\w*|upsample_bicubic2d|grid_sampler"
+    r"_\dd|reflection_pad\dd|_ctc_loss)_backward|nll_loss\w*|put_?|_?histc\w*|bincount|median|nanmedian|kthvalue"
+)
 _WITHOUT_CHECKS = frozenset({"linalg_cross", "linalg_vector_norm", "linalg_vecdot"})
 
 
 class Placement(SyncCounter):
     """Counter of kernels by phase, and of faults in a steady iteration on CUDA.
 
-    Faults are those of `SyncCounter`, host tensors, and linear algebra that syncs or cannot be captured. An operator
-    counts as one kernel, unless it is a view or only allocates.
+    Faults are those of `SyncCounter`, host tensors, operators without a deterministic kernel (`torch_deterministic`),
+    and linear algebra that syncs or cannot be captured. An operator counts as one kernel, unless it is a view or only
+    allocates.
 
     Attributes:
         costs: Cost of each kernel, by phase.
@@ -114,6 +119,9 @@ class Placement(SyncCounter):
             self.work[self._phase].kernels += 1
         if kernel and self._by_line:
             self.lines.setdefault(self._phase, Counter())[f"{_line()}: {name}"] += 1
+        floats = name.startswith("cumsum") and args[0].is_floating_point()
+        if floats or _NOT_DETERMINISTIC.fullmatch(name):
+            self._record(f"not deterministic: {name}")
         if name.startswith(_LINALG) and name not in _WITHOUT_CHECKS:
             self._record(f"linear algebra: {name}")
         result = super().__torch_dispatch__(func, types, args, kwargs)
