@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from gpusim_rl.env import vec_env
 from gpusim_rl.env.properties import PICTURES, SECTIONS
+from gpusim_rl.run import capture_watch
+from gpusim_rl.run.cuda_graph import WARM_UP, GraphChoice, Graphs
 from gpusim_rl.run.held_objects import check_devices
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.schema import ALGORITHMS
@@ -41,6 +43,7 @@ TRAININGS = [
     for algo in ALGORITHMS
     for task in tasks_of(algo)
 ]
+WATCHED = [pytest.param(*it.values, id=it.id, marks=[pytest.mark.slow] * (it.id != "ppo-Ant")) for it in TRAININGS]
 UPDATE_TABLE = "; python tests/helpers/count_kernels.py rewrites the table"
 OTHER_VERSION = 1.02
 """Allowed ratio to the recorded kernels with another version of torch."""
@@ -76,6 +79,20 @@ def test_iteration_stays_on_device_with_recorded_kernel_counts(task: str, algo: 
     if table["warp"] == warp_versions() and more == 1.0:
         known = table["predicted_ms"][algo][task]
         assert predicted(found, launches(task)) == pytest.approx(known, rel=PREDICTION, abs=2e-3)
+
+
+@pytest.mark.parametrize(("task", "algo"), WATCHED)
+def test_graphs_find_nothing_frozen(task: str, algo: str, cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fake storages have no addresses.
+    monkeypatch.setattr(capture_watch, "storage_of", lambda tensor: tensor.untyped_storage()._cdata)
+    trainer = fake.make_trainer(task, algo=algo)
+    collector, choice = trainer.collector, GraphChoice("rollout", "test")
+    graphs = collector.graphs = Graphs(choice, torch.device("cpu"), stateful=collector.graphs._stateful)
+    fake._make_optimizer_state(trainer.algorithm)
+    for _ in range(WARM_UP):
+        collector.collect()
+        collector.update()
+    assert graphs.choice == choice and graphs._watches.keys() == {"rollout", "update"}
 
 
 TASKS = [pytest.param(task, marks=() if task == "Ant" else pytest.mark.slow) for task in tasks()]

@@ -26,7 +26,7 @@ Starts = Literal["adaptive", "uniform", "first"]
 """Sampling of start frames: more often where episodes fail, uniformly over all frames, or each clip's first frame."""
 FORGETTING = 0.001  # weight of a control step in the running mean of failures
 FLOOR = 0.1  # failures per control step added to the counts, spread over all bins
-PARTS = 2**24  # resolution of probabilities
+PARTS = 2**24  # resolution of probabilities; for n up to this, a float32 below 1 times n rounds to less than n
 STRAIGHT = 1e-4  # angle between two quaternions [rad] below which interpolation is linear
 
 
@@ -161,9 +161,8 @@ class Playhead(Stateful):
         return weights / weights.sum()
 
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
-        """Choose start frames from uniform numbers in [0, 1); masked envs then track the following frames."""
+        """Return start frames sampled with uniform numbers in [0, 1); masked envs then track the following frames."""
         ends = (self.chances() * PARTS).long().cumsum(0)  # CUDA has no deterministic sum of floats
-        # Below 2^24, a float32 in [0, 1) times n rounds to less than n.
         chosen = torch.bucketize((unit[:, 0] * ends[-1]).long(), ends, right=True)
         inside = (unit[:, 1] * self._sizes.index_select(0, chosen)).long()
         start = self._begins.index_select(0, chosen) + inside

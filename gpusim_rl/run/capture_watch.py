@@ -42,7 +42,8 @@ class CaptureWatch(TorchDispatchMode):
         if func.namespace not in ("prim", "profiler") and not self.difference:
             self._check(func, leaves)
         result = func(*args, **kwargs)
-        self._made |= {storage_of(x) for x in tree_leaves(result) if isinstance(x, Tensor)}.difference(storages)
+        given = storages if func is not LIFT else ()
+        self._made |= {storage_of(x) for x in tree_leaves(result) if isinstance(x, Tensor)}.difference(given)
         return result
 
     def __exit__(self, *error: Any) -> None:

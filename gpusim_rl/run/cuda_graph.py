@@ -268,7 +268,7 @@ class Graphs:
     def _warm_up(self, segment: str, body: Callable[[], T]) -> T:
         """Run a segment eagerly; detect the generators that it draws from and what a graph would freeze."""
         states = [generator.get_state() for generator in self._generators]
-        numbers, before = [_numbers(it) for it in self._stateful], [dict(_attributes(it)) for it in self._stateful]
+        numbers, before = [_numbers(it) for it in self._stateful], [dict(vars(it)) for it in self._stateful]
         watch = CaptureWatch(self._watches.get(segment))
         with watch if self._watch and self._calls[segment] > 1 else nullcontext():
             result = body()

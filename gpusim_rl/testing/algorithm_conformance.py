@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.learn.algorithm import Algorithm, EnvSpec, LearnerContext, load_algorithm_class
-from gpusim_rl.run.cuda_graph import GraphChoice
+from gpusim_rl.run.cuda_graph import WARM_UP, GraphChoice
 from gpusim_rl.run.held_objects import generators_of
 from gpusim_rl.settings.checks import algorithm_settings_class, build
 from gpusim_rl.settings.compose import compose
@@ -148,7 +148,7 @@ class AlgorithmConformance:
         ends = {}
         for mode in ("off", "rollout", "step"):
             it = self.training(name, mode)
-            states = [cloned(it.state_dict()) for _ in range(4) if it.iterate() is not None]
+            states = [cloned(it.state_dict()) for _ in range(WARM_UP + 2) if it.iterate() is not None]
             it.load_state_dict(states[1])
             it.iterate()
             ends[mode] = [states, it.state_dict()]
