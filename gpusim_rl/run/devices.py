@@ -33,9 +33,16 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
 
 
 def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
-    """Choose the devices of evaluations during training: `eval_device` for everything if set, else as in training."""
-    if cfg.eval_device is not None:
-        device = str(find_device(cfg.eval_device, "eval_device"))
+    """Choose the devices of evaluations during training: `eval_device`, else the CPU, or those of training.
+
+    Two processes would share a GPU by time slices, which halves the speed of training during an evaluation. A simulator
+    or device of the user's choice is kept.
+    """
+    name = cfg.eval_device
+    if name is None and outside is None and cfg.sim.name == "auto" and cfg.sim_device is None:
+        name = "cpu"
+    if name is not None:
+        device = str(find_device(name, "eval_device"))
         cfg = replace(cfg, device=device, sim_device=None, rl_device=None)
     return choose_devices(cfg, outside=outside)
 

@@ -21,7 +21,7 @@ from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.distributed import actors
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import Policy
-from gpusim_rl.run import checkpoint, eval_process, eval_schedule
+from gpusim_rl.run import checkpoint, devices, eval_process, eval_schedule
 from gpusim_rl.run.eval_process import EvalProcess, Evaluation, answers
 from gpusim_rl.run.evaluation import evaluate
 from gpusim_rl.run.run_spec import RunSpec
@@ -224,6 +224,22 @@ def test_evaluation_process_answers_errors_in_one_line(tmp_path, capsys):
     [answer] = answers([json.dumps({"config": wrong}), config])
     assert json.loads(answer)["error"].startswith("task._target_=__main__.Nothing: ")
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "device"),
+    [
+        ({}, "cpu"),
+        ({"sim": "mjwarp"}, "cuda:0"),
+        ({"sim_device": "cuda"}, "cuda:0"),
+        ({"eval_device": "cuda"}, "cuda:0"),
+    ],
+    ids=str,
+)
+def test_evaluations_of_a_cuda_run_use_the_cpu_by_default(settings, device, monkeypatch):
+    monkeypatch.setattr(devices, "find_device", lambda name, key: torch.device("cpu" if name == "cpu" else "cuda:0"))
+    found, sim = devices.choose_eval_devices(prepare("Cartpole", device="cuda", **settings).cfg)
+    assert found == sim.device == torch.device("cuda:0" if settings else "cpu")
 
 
 def test_unknown_eval_device_is_rejected(tmp_path):
