@@ -82,10 +82,10 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("learn/symmetry", "learn/rnd", "env/mirrors", "sim/mirror_image", "testing/mirror_check"),
     ),
     "graph watch": (85, "run/capture_watch"),
-    CORE: (19_300,),
+    CORE: (19_325,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_190, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_215, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:

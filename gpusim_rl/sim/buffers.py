@@ -59,6 +59,17 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
     return _round_up(max(rows, _MARGIN * seen_rows)), _round_up(max(contacts, _MARGIN * seen_contacts))
 
 
+def contact_matches(scene: Scene) -> int:
+    """Return the contacts that a contact sensor has to sum: all with the ground and 8 more, as a power of two."""
+    model, bodies = scene.model, [scene.model.body(name).id for name in scene.contact_sensors]
+    if len(bodies) < np.count_nonzero(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT):
+        return 64  # MuJoCo Warp's default, for sensors of the user's file
+    most = np.array([_PLANE_CONTACTS.get(kind, 4) for kind in model.geom_type.tolist()])
+    most *= 4 if model.nhfield else 1
+    need = 8 + max((int(most[model.geom_bodyid == body].sum()) for body in bodies), default=0)
+    return min(64, 1 << (need - 1).bit_length())
+
+
 def enough(room: Mapping[str, int], needs: Mapping[str, float]) -> str:
     """Format buffer settings that cover the needs with a margin: `sim.njmax=192 sim.nconmax=64`."""
     sizes = {n: _round_up(max(1.5 * needs[n], size * (2 if needs[n] > size else 1))) for n, size in room.items()}

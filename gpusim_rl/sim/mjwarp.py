@@ -17,7 +17,7 @@ from torch import Tensor
 from gpusim_rl.errors import ConfigError, first_line
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim.actuators import delayed_controls
-from gpusim_rl.sim.buffers import buffer_sizes
+from gpusim_rl.sim.buffers import buffer_sizes, contact_matches
 from gpusim_rl.sim.option import ON_WARP, solver_limits
 from gpusim_rl.sim.rays import NUM_GROUPS, RayGroups, Rays
 from gpusim_rl.sim.scene import Scene
@@ -45,6 +45,7 @@ class MjwarpSim(WarpSim):
                 problem = f"sim=mjwarp cannot simulate this scene: {first_line(error)}"
                 raise ConfigError(problem, hint="Try sim=mujoco") from None
             model.opt.iterations, model.opt.ls_iterations = solver_limits(scene.model.opt, cfg, ON_WARP)
+            model.opt.contact_sensor_maxmatch = min(model.opt.contact_sensor_maxmatch, contact_matches(scene))
             data = mjw.make_data(scene.model, nworld=num_envs, njmax=rows, nconmax=contacts)
         super().__init__(scene, num_envs, device, graphs, model, data, cfg.num_threads)
 
@@ -57,6 +58,7 @@ class MjwarpSim(WarpSim):
         self._sensor_stage = 0  # last stage of sensors computed in the current state; 0: none
         if not scene.steps_compute_sensors:
             model.opt.disableflags |= _NO_SENSORS
+        self._stores_readings = scene.stores_readings
         self._ray_groups = RayGroups(scene)
         self._boxes: mjw.RenderContext | None = None
         # Warp arrays and torch's views of them, by shape
@@ -117,7 +119,11 @@ class MjwarpSim(WarpSim):
         self._graphs.run(("step", substeps), lambda: self._step(substeps))
 
     def _step(self, substeps: int) -> None:
-        for _ in range(substeps):
+        option = self._model.opt
+        flags = option.disableflags
+        for left in reversed(range(substeps)):
+            # Readings of a control step are those of its last physics step.
+            option.disableflags = flags | _NO_SENSORS if left and not self._stores_readings else flags
             mjw.step(self._model, self._data)
 
     def _sense_step(self) -> None:

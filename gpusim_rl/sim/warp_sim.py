@@ -30,7 +30,7 @@ _Overflow = mjw.OverflowType
 # Dropped contacts or constraint rows; the other bits concern the solver and sensors.
 ROWS = int(_Overflow.NEFC | _Overflow.NJMAX_NNZ)
 CONTACTS = int(_Overflow.BROADPHASE | _Overflow.NARROWPHASE | _Overflow.CCD)
-DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.EPA_HORIZON)
+DROPPED = ROWS | CONTACTS | int(_Overflow.NVMAX | _Overflow.HFIELD | _Overflow.EPA_HORIZON | _Overflow.CONTACT_MATCH)
 
 
 class WarpSim(Sim):

@@ -129,9 +129,10 @@ class Launches:
 
     decimation: int
     costs: dict[str, list[Cost]]
-    """Kernels of a physics step, of a turn of its loops, of what follows the state, of a reset."""
+    """Kernels of a physics step, of the last one in a control step (with sensors), of a turn of the loops, of what
+    follows the state, of a reset, and of drawing."""
     memory: int
-    """Allocations, fills and copies of a physics step, outside of loops."""
+    """Allocations, fills and copies of the last physics step, outside of loops."""
     loops: int
 
     @property
@@ -145,14 +146,15 @@ class Launches:
         """
         times = 0.0 if num_envs is None else num_envs / COUNTED_ENVS
         seconds = {part: sum(cost.seconds(times) for cost in costs) for part, costs in self.costs.items()}
-        one = seconds["physics step"] + SOLVER_TURNS * seconds["turn of the loops"]
-        return self.decimation * one + seconds["follow"] + seconds["reset"]
+        steps = (self.decimation - 1) * seconds["physics step"] + seconds["last physics step"]
+        turns = self.decimation * SOLVER_TURNS * seconds["turn of the loops"]
+        return steps + turns + sum(seconds[part] for part in ("follow", "reset", "draw"))
 
 
 def count_launches(task: str) -> Launches:
     """Count MuJoCo Warp's launches for a task without compiling."""
     costs: dict[str, list[Cost]] = {}
-    part, loops, memory = "physics step", 0, 0
+    part, loops, memory = "", 0, 0
 
     def launch(kernel: Any, dim: Any, inputs: Any = (), outputs: Any = (), *args: Any, **more: Any) -> None:
         arrays = [array for array in (*inputs, *outputs) if isinstance(array, wp.array)]
@@ -161,6 +163,8 @@ def count_launches(task: str) -> Launches:
 
     def loop(*args: Any, **arguments: Any) -> None:
         nonlocal part, loops
+        if part != "last physics step":
+            return  # the same loop
         loops += 1
         outer, part = part, "turn of the loops"
         _one_turn(*args, **arguments)
@@ -169,7 +173,7 @@ def count_launches(task: str) -> Launches:
     def memory_node(nodes: int, call: Any) -> Any:
         def counted(*args: Any, **arguments: Any) -> Any:
             nonlocal memory
-            memory += nodes * (part == "physics step")
+            memory += nodes * (part == "last physics step")
             return call(*args, **arguments)
 
         return counted
@@ -187,14 +191,17 @@ def count_launches(task: str) -> Launches:
             patch.setattr(context, name, counted)
             patch.setattr(wp, name, counted)
         for part, run in {
-            "physics step": lambda: sim._step(1),
+            "last physics step": lambda: sim._step(1),
+            "physics step": lambda: sim._step(2),
             "follow": sim._follow,
             "reset": lambda: mjw.reset_data(sim._model, sim._data, sim._reset_where),
+            "draw": sim.draw,
         }.items():
             costs[part] = []
             with sim._graphs.scope():
                 run()
     costs.setdefault("turn of the loops", [])
+    del costs["physics step"][len(costs["physics step"]) - len(costs["last physics step"]) :]
     return Launches(decimation, costs, memory, loops)
 
 

@@ -46,18 +46,19 @@ def control_steps(sim, count: int) -> None:
         sim.refresh()
 
 
-def test_captured_steps_equal_eager_steps_bit_for_bit(scene):
+def test_captured_steps_equal_eager_steps_and_sensors_in_every_step_bit_for_bit(scene):
     results = []
-    for graph in (True, False):
+    for graph, every_step in ((True, False), (False, False), (False, True)):
         sim = make("mjwarp", scene, 6, graph=graph)
+        sim._stores_readings = every_step  # computes sensors in every physics step
         ant = sim.articulation("ant")
         bodies, feet = ant.bodies(FEET), ant.contacts(FEET)
         randomize_ants([ant])
         sim.refresh()
         control_steps(sim, 3)
         results.append([x.clone() for x in (sim.qpos, sim.qvel, bodies.pos, feet.in_body_frame())])
-    for captured, eager in zip(*results, strict=True):
-        assert torch.equal(captured, eager)
+    for captured, *eager in zip(*results, strict=True):
+        assert all(torch.equal(captured, other) for other in eager)
 
 
 def test_tensors_are_views_of_the_simulator(scene):
