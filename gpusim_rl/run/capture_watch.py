@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,15 +24,22 @@ class CaptureWatch(TorchDispatchMode):
 
     A graph repeats an operator with the same numbers and addresses. Thus neither may differ: arguments that are no
     tensors, host tensors of one number, and addresses of tensors that an operator reads and the block hasn't made.
+    Tensors in attributes of `stateful` objects may be replaced (`in_place`): their names count instead.
 
     Attributes:
         difference: First difference from `before`, with operator and source line; "" if there is none.
     """
 
-    def __init__(self, before: CaptureWatch | None = None) -> None:
+    def __init__(self, before: CaptureWatch | None = None, stateful: Sequence[object] = ()) -> None:
         super().__init__()
         self.difference = ""
-        self._records: list[tuple[Any, list[str], list[int]]] = []
+        self._names: dict[int, str] = {}
+        for owner in stateful:
+            for name, value in vars(owner).items():
+                for tensor in value if isinstance(value, tuple) else (value,):
+                    if isinstance(tensor, Tensor):
+                        self._names.setdefault(storage_of(tensor), f"{type(owner).__name__}.{name}")
+        self._records: list[tuple[Any, list[str], list[Any]]] = []
         self._expected = iter(before._records) if before is not None else None
         self._made: set[int] = set()  # addresses of the block's own storages
 
@@ -62,7 +70,8 @@ class CaptureWatch(TorchDispatchMode):
             ):
                 numbers.append(repr(leaf.tolist()))
             elif storage_of(leaf) not in self._made:
-                read.append(leaf.storage_offset() * leaf.element_size() + storage_of(leaf))
+                address = storage_of(leaf)
+                read.append((self._names.get(address, address), leaf.storage_offset()))
         if self._expected is None:
             self._records.append((func, numbers, read))
             return

@@ -268,13 +268,10 @@ class Graphs:
     def _warm_up(self, segment: str, body: Callable[[], T]) -> T:
         """Run a segment eagerly; detect the generators that it draws from and what a graph would freeze."""
         states = [generator.get_state() for generator in self._generators]
-        numbers, before = [_numbers(it) for it in self._stateful], [dict(vars(it)) for it in self._stateful]
-        watch = CaptureWatch(self._watches.get(segment))
+        numbers = [_numbers(stateful) for stateful in self._stateful]
+        watch = CaptureWatch(self._watches.get(segment), self._stateful)
         with watch if self._watch and self._calls[segment] > 1 else nullcontext():
             result = body()
-        for stateful, attributes in zip(self._stateful, before, strict=True):
-            with suppress(NotCapturableError):  # the capture raises it again
-                _put_back_tensors(stateful, attributes)
         drawn = self._drawn.setdefault(segment, [])
         for generator, state in zip(self._generators, states, strict=True):
             if generator not in drawn and not torch.equal(generator.get_state(), state):
