@@ -413,7 +413,7 @@ def measure_task(args: argparse.Namespace, overrides: Sequence[str], counts: Seq
         "overrides": list(overrides),
         "sim": str(choice),
         "learner": str(rl_device),
-        "precision": "bf16" if choose_precision(cfg.algorithm.precision, rl_device)[0] else "fp32",
+        "precision": choose_precision(cfg.algorithm.precision, rl_device)[0],
         "decimation": cfg.task.decimation,
         "horizon": cfg.algorithm.horizon,
         "cases": cases,

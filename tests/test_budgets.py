@@ -81,11 +81,11 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         700,
         *("learn/symmetry", "learn/rnd", "env/mirrors", "sim/mirror_image", "testing/mirror_check"),
     ),
-    "graph watch": (85, "run/capture_watch"),
-    CORE: (19_325,),
+    "graph watch": (95, "run/capture_watch"),
+    CORE: (19_360,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_215, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_290, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:

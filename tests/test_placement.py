@@ -213,7 +213,7 @@ def test_ppo_settings_stay_on_device(variant: str, cuda: None) -> None:
     trainer = fake.make_trainer("Cartpole", ppo=settings)
     assert iterate(trainer, steps=4).faults == []
     policy = trainer.algorithm.policy
-    assert policy.bf16 == (variant != "plain")
+    assert bool(policy.reduced) == (variant != "plain")
     assert all(parameter.grad is not None and parameter.grad.device == CUDA for parameter in policy.parameters())
 
 

@@ -64,7 +64,7 @@ def audit_training(args: argparse.Namespace) -> dict[str, Any]:
             "num_envs": trainer.cfg.num_envs,
             "sim": str(trainer.start.sim),
             "device": str(trainer.start.device),
-            "precision": "bf16" if trainer.algorithm.policy.bf16 else "fp32",
+            "precision": trainer.algorithm.policy.precision,
             "graph": str(trainer.collector.graphs.choice),
             "log_rows": rows,
             **result.as_dict(),

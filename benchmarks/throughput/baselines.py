@@ -144,7 +144,7 @@ class Baseline:
         self.settings: dict[str, Any] = {}
         self._cfg = cfg
         self._device = device
-        self._half = bf16 if mode == "same" else choose_precision("auto", device)[0]
+        self._half = bf16 if mode == "same" else choose_precision("auto", device)[0] != "fp32"
         self._compile = cfg.compile in ("learner", "all") if mode == "same" else has_compiler()
         self._minibatches = fit_minibatches(
             self.env_steps_per_iteration, self.env_steps_per_iteration / self._ppo.minibatch_size

@@ -359,7 +359,7 @@ def _trainer(training: AbstractContextManager[tuple[Trainer, Logger]], *, learns
         env: Any = trainer.env
         settings = _sim_facts(env.sim, trainer.start.sim) | {
             "device": str(trainer.start.device),
-            "precision": "bf16" if policy.bf16 else "fp32",
+            "precision": policy.precision,
             "matmul_precision": torch.get_float32_matmul_precision(),
             "graph": str(trainer.collector.graphs.choice),
             "compile": trainer.start.compile.mode,
@@ -383,7 +383,7 @@ def _baseline(scenario: _Scenario, name: str, mode: str) -> Iterator[Workload]:
     from throughput.baselines import make_baseline
 
     device = scenario.rl_device
-    bf16, _ = choose_precision(scenario.cfg.algorithm.precision, device)
+    bf16 = choose_precision(scenario.cfg.algorithm.precision, device)[0] == "bf16"
     env = scenario.make_env()
     baseline = make_baseline(name, env, scenario.cfg, device=device, mode=mode, bf16=bf16)
     phases = PhaseTimer(device)

@@ -50,7 +50,7 @@ class Gpu:
     name: str
     capability: str
     memory_gb: float
-    bf16: bool
+    precision: str
     problem: str = ""  # reason why torch cannot use it
 
 
@@ -86,7 +86,7 @@ def gpu_checks(
                 fix = "stop other programs on this GPU (see nvidia-smi)"
             checks.append(Check("GPU", "failed", f"{text}: {gpu.problem}", f"{fix}, or train with device=cpu"))
         else:
-            checks.append(Check("GPU", "ok", f"{text}, {'bf16' if gpu.bf16 else 'no bf16: networks run in fp32'}"))
+            checks.append(Check("GPU", "ok", f"{text}, networks run in {gpu.precision}"))
     if checks:
         return checks
     if driver is None:
@@ -149,16 +149,18 @@ def _packages() -> list[Check]:
 def _gpus() -> list[Check]:
     import torch
 
+    from gpusim_rl.learn.algorithm import choose_precision
+
     gpus = []
     for index in range(torch.cuda.device_count()):
         device, problem = torch.cuda.get_device_properties(index), ""
         with torch.cuda.device(index):
-            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = choose_precision("auto", torch.device("cuda", index))[0]
             try:
                 torch.ones(1, device="cuda").sum().item()
             except RuntimeError as error:  # e.g. no kernels in this build of torch, or no memory left
                 problem = first_line(error)
-        gpus.append(Gpu(device.name, f"{device.major}.{device.minor}", device.total_memory / 1e9, bf16, problem))
+        gpus.append(Gpu(device.name, f"{device.major}.{device.minor}", device.total_memory / 1e9, precision, problem))
     return gpu_checks(describe_gpus(), torch.version.cuda, gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 

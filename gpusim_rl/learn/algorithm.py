@@ -125,15 +125,25 @@ def recorded_steps(obs: Mapping[str, Tensor], reward: Tensor) -> list[RecordedTe
     return [*observations, RecordedTensor("a reward", reward, ("step", "env"))]
 
 
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Number formats of networks, by setting."""
+
+
 class Policy(nn.Module):
     """Acting part of an algorithm; also used for evaluation, playing and export."""
 
-    bf16: bool = False
+    reduced: torch.dtype | None = None
+    """16-bit number format of the networks (autocast); None: float32."""
 
     @property
-    def mlp_bf16(self) -> bool:
-        """True if MLPs run in bfloat16; False after an image encoder, as rounding would hide small position changes."""
-        return self.bf16 and getattr(self, "encoder", None) is None
+    def precision(self) -> str:
+        """Name of the number format, as in the setting `precision`."""
+        return next(name for name, dtype in PRECISIONS.items() if dtype is self.reduced)
+
+    @property
+    def mlp_reduced(self) -> torch.dtype | None:
+        """Number format of MLPs: float32 after an image encoder, as rounding would hide small position changes."""
+        return self.reduced if getattr(self, "encoder", None) is None else None
 
     @abstractmethod
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
@@ -243,21 +253,22 @@ def make_policy(
     """Build a policy for a checkpoint, in float32, so that actions don't depend on the machine."""
     env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, images=images)
     policy = algorithm_class.make_policy(cfg.algorithm, env, LearnerContext(cfg.algo), device)
-    policy.bf16 = False
+    policy.reduced = None
     return policy
 
 
-def choose_precision(precision: str, device: torch.device) -> tuple[bool, str]:
-    """Return whether to run networks in bfloat16, and the reason."""
+def choose_precision(precision: str, device: torch.device) -> tuple[str, str]:
+    """Return the number format of networks (a key of `PRECISIONS`) and the reason."""
     if precision != "auto":
-        return precision == "bf16", "as configured"
+        return precision, "as configured"
     if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-        return fast, "auto: the GPU " + ("supports" if fast else "does not support") + " bf16"
+        major, minor = torch.cuda.get_device_capability(device)
+        found = "bf16" if major >= 8 else "fp16" if major == 7 else "fp32"
+        return found, f"auto: compute capability {major}.{minor}"
     if device.type == "cpu":
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return fast, "auto: the CPU " + ("has" if fast else "has no") + " bf16 matrix instructions"
-    return False, f"auto: {device.type}"
+        return "bf16" if fast else "fp32", f"auto: the CPU {'has' if fast else 'has no'} bf16 matrix instructions"
+    return "fp32", f"auto: {device.type}"
 
 
 def make_generator(device: torch.device, seed: int) -> torch.Generator:

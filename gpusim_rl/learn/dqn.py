@@ -42,7 +42,7 @@ class DQNPolicy(QPolicy):
         return action if self._spacing is None else ((action + self._scale) / self._spacing).round_()
 
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Int[Tensor, "batch choices"]:
-        return self.critic.best(self.critic.options(seen, bf16=self.mlp_bf16))
+        return self.critic.best(self.critic.options(seen, reduced=self.mlp_reduced))
 
 
 class DQN(OffPolicy):
@@ -99,8 +99,8 @@ class DQN(OffPolicy):
 
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, None]:
         policy, obs = self.policy, batch.next_obs["policy"]
-        options = policy.target_critic.options(obs, bf16=policy.mlp_bf16)
-        selecting = policy.critic.options(obs, bf16=policy.mlp_bf16) if self.cfg.double else options
+        options = policy.target_critic.options(obs, reduced=policy.mlp_reduced)
+        selecting = policy.critic.options(obs, reduced=policy.mlp_reduced) if self.cfg.double else options
         return policy.target_critic.chosen(options, policy.critic.best(selecting)), None
 
     def update(self) -> dict[str, Tensor]:

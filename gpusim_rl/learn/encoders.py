@@ -127,14 +127,14 @@ class Encoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[reportCallIssue]
         self.out_size = sum(network.out_size for network in self.networks.values())  # type: ignore[arg-type]
 
-    def forward(self, images: Mapping[str, Tensor], *, bf16: bool) -> Float[Tensor, "*batch features"]:
+    def forward(self, images: Mapping[str, Tensor], *, reduced: torch.dtype | None) -> Float[Tensor, "*batch features"]:
         """Return float32 features of uint8 images [*batch, height, width, channels]."""
-        return torch.cat([self._features(group, images[group], bf16) for group in self.groups], dim=-1)
+        return torch.cat([self._features(group, images[group], reduced) for group in self.groups], dim=-1)
 
-    def _features(self, group: str, images: Tensor, bf16: bool) -> Tensor:
+    def _features(self, group: str, images: Tensor, reduced: torch.dtype | None) -> Tensor:
         batch = images.shape[:-3]
-        x = scaled(images.flatten(0, -4), torch.bfloat16 if bf16 else torch.float32)
-        with torch.autocast(images.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+        x = scaled(images.flatten(0, -4), reduced or torch.float32)
+        with torch.autocast(images.device.type, dtype=reduced) if reduced else nullcontext():
             features = self.networks[group](x)
         return features.float().unflatten(0, batch)
 

@@ -90,7 +90,9 @@ class GradientSteps:
         self._configured, self._schedule = cfg.learning_rate, cfg.schedule
         self.learning_rate = torch.tensor(cfg.learning_rate, dtype=torch.float32, device=device)
         parameters = [parameter for _, parameter in named]
-        self.optimizer = MaskedAdamW(parameters, self.learning_rate, max_norm=cfg.max_grad_norm, eps=1e-5)
+        scaled = policy.reduced is torch.float16
+        options: dict[str, Any] = {"max_norm": cfg.max_grad_norm, "eps": 1e-5, "scaled": scaled}
+        self.optimizer = MaskedAdamW(parameters, self.learning_rate, **options)
         self.iteration = torch.zeros((), dtype=torch.float32, device=device)
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)
         self.chunks = Chunks(device, chunk_samples(minibatch) // sequence_length, compiled=context.compile)

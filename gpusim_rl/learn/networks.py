@@ -165,7 +165,7 @@ class Trunk(nn.Module):
         hidden: Hidden,
         is_first: Bool[Tensor, "time batch"] | None,
         *,
-        bf16: bool,
+        reduced: torch.dtype | None,
     ) -> tuple[Float[Tensor, "*time batch out"], Hidden]:
         """Run a sequence; `is_first` resets the state. Without a recurrent layer, the time dimension is optional.
 
@@ -183,7 +183,7 @@ class Trunk(nn.Module):
                 outputs.append(output)
             x = torch.cat(outputs)
         # one batch dimension: with two, layers return views, for which in-place activations copy gradients
-        with torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+        with torch.autocast(x.device.type, dtype=reduced) if reduced else nullcontext():
             features = self.layers(x if x.ndim == 2 else x.flatten(0, 1)).float()
         return features if x.ndim == 2 else features.unflatten(0, x.shape[:2]), hidden
 
@@ -239,7 +239,7 @@ class ActorCritic(Policy):
         numbers = self.obs_norm["policy"](numbers) if "policy" in self.obs_norm else numbers
         seen, frames = self.images({group: obs[group][None] for group in self.images.shapes}, hidden, None)
         observed = self._with_images(numbers[None], self.encoder, seen)
-        features, state = self.actor(observed, hidden[len(frames) :], None, bf16=self.mlp_bf16)
+        features, state = self.actor(observed, hidden[len(frames) :], None, reduced=self.mlp_reduced)
         return self.head(features[0]).mode, frames + state
 
     def normalize(self, obs: Observation) -> dict[str, Tensor]:
@@ -249,9 +249,9 @@ class ActorCritic(Policy):
     def inputs(self, obs: Observation) -> dict[str, Tensor]:
         """Return the normalised observations that minibatches gather."""
         inputs = self.normalize(obs)
-        if self.mlp_bf16 and not self.recurrent:
-            # the first layer rounds to bf16 anyway; rounding here halves the data that every epoch gathers
-            inputs = {name: x.bfloat16() for name, x in inputs.items()}
+        if self.mlp_reduced and not self.recurrent:
+            # the first layer rounds to 16 bits anyway; rounding here halves the data that every epoch gathers
+            inputs = {name: x.to(self.mlp_reduced) for name, x in inputs.items()}
         return inputs
 
     def forward(
@@ -262,7 +262,7 @@ class ActorCritic(Policy):
         hidden = hidden[len(frames) :]
         split = self.actor.num_states
         observed = self._with_images(inputs["policy"], self.encoder, seen)
-        features, actor_state = self.actor(observed, hidden[:split], is_first, bf16=self.mlp_bf16)
+        features, actor_state = self.actor(observed, hidden[:split], is_first, reduced=self.mlp_reduced)
         critic_state: Hidden = ()
         critic_features = features
         if self.critic is not None:
@@ -270,14 +270,14 @@ class ActorCritic(Policy):
                 observed = inputs["critic"]
             elif self.critic_encoder is not None:
                 observed = self._with_images(inputs["policy"], self.critic_encoder, seen)
-            critic_features, critic_state = self.critic(observed, hidden[split:], is_first, bf16=self.mlp_bf16)
+            critic_features, critic_state = self.critic(observed, hidden[split:], is_first, reduced=self.mlp_reduced)
         distribution = self.head(features)
         return distribution, self.value_head(critic_features).squeeze(-1), frames + actor_state + critic_state
 
     def _with_images(self, numbers: Tensor, encoder: Encoder | None, images: Mapping[str, Tensor]) -> Tensor:
         if encoder is None:
             return numbers
-        return torch.cat([numbers, encoder(images, bf16=self.bf16).to(numbers.dtype)], dim=-1)
+        return torch.cat([numbers, encoder(images, reduced=self.reduced).to(numbers.dtype)], dim=-1)
 
     def _one_step(self, obs: Observation, hidden: Hidden) -> tuple[Distribution, Tensor, Hidden]:
         inputs = self.normalize(obs)
@@ -309,7 +309,7 @@ class ActorCritic(Policy):
         state = hidden[len(hidden) - self.critic.num_states :]
         numbers = obs["critic"]
         numbers = self.obs_norm["critic"](numbers) if "critic" in self.obs_norm else numbers
-        features, _ = self.critic(numbers[None], state, None, bf16=self.mlp_bf16)
+        features, _ = self.critic(numbers[None], state, None, reduced=self.mlp_reduced)
         return self.value_head(features[0]).squeeze(-1)
 
     def evaluate(

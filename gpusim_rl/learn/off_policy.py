@@ -16,6 +16,7 @@ from gpusim_rl.errors import ConfigError, warn
 from gpusim_rl.learn import demonstrations
 from gpusim_rl.learn.algorithm import (
     DEFAULT_CONTEXT,
+    PRECISIONS,
     Algorithm,
     EnvSpec,
     LearnerContext,
@@ -81,7 +82,7 @@ class OffPolicy(Algorithm):
         self.num_envs, self.num_actions = env.num_envs, env.action_space.size
         self.collective, self._max_steps = context.collective, max_iterations * cfg.horizon
         self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
-        self.policy.bf16, _ = choose_precision(cfg.precision, device)
+        self.policy.reduced = PRECISIONS[choose_precision(cfg.precision, device)[0]]
         self._act_generator, self._sample_generator = (make_generator(device, seed + i) for i in (1, 2))
 
         columns, key = self.num_actions + self.num_noise, f"{self.section}.noise"
@@ -115,7 +116,8 @@ class OffPolicy(Algorithm):
 
     def _make_optimizer(self, *networks: nn.Module) -> MaskedAdamW:
         cfg, parameters = self.cfg, [p for network in networks for p in network.parameters()]
-        return MaskedAdamW(parameters, cfg.learning_rate, weight_decay=cfg.weight_decay, max_norm=cfg.max_grad_norm)
+        options: dict[str, Any] = {"weight_decay": cfg.weight_decay, "max_norm": cfg.max_grad_norm}
+        return MaskedAdamW(parameters, cfg.learning_rate, **options, scaled=self.policy.reduced is torch.float16)
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> QPolicy:
@@ -270,7 +272,7 @@ class OffPolicy(Algorithm):
             if self._shift:
                 images = {g: random_shift(x, self._shift, self._sample_generator) for g, x in images.items()}
             with torch.set_grad_enabled(learns):
-                features = policy.encoder(images, bf16=policy.bf16)
+                features = policy.encoder(images, reduced=policy.reduced)
             obs["policy"] = torch.cat([obs["policy"], features], dim=-1)
 
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -278,7 +280,7 @@ class OffPolicy(Algorithm):
         with torch.no_grad():
             target, expected = self.targets(batch)
         policy = self.policy
-        outputs = policy.critic(batch.obs[policy.critic_group], batch.action, bf16=policy.mlp_bf16)
+        outputs = policy.critic(batch.obs[policy.critic_group], batch.action, reduced=policy.mlp_reduced)
         if policy.critic.support is None:
             each = functional.mse_loss(outputs.squeeze(-1), target.expand(policy.critic.members, -1), reduction="none")
         else:
@@ -320,7 +322,7 @@ class OffPolicy(Algorithm):
         """Return the target critics' outputs for the next actions, and the bonus."""
         action, bonus = self.next_action(batch)
         policy = self.policy
-        return policy.target_critic(batch.next_obs[policy.critic_group], action, bf16=policy.mlp_bf16), bonus
+        return policy.target_critic(batch.next_obs[policy.critic_group], action, reduced=policy.mlp_reduced), bonus
 
     def targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return targets (Q values [batch] or probabilities [batch, atoms]) and expected returns."""
@@ -346,7 +348,7 @@ class OffPolicy(Algorithm):
     def q_value(self, batch: Batch, action: Tensor) -> Tensor:
         """Return the Q values that the actor maximises, [batch]."""
         critic, policy = self.policy.critic, self.policy
-        value = critic.value(critic(batch.obs[policy.critic_group], action, bf16=policy.mlp_bf16))
+        value = critic.value(critic(batch.obs[policy.critic_group], action, reduced=policy.mlp_reduced))
         return self._reduce(value)
 
     def _reduce(self, value: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.learn.algorithm import (
     DEFAULT_CONTEXT,
+    PRECISIONS,
     Algorithm,
     EnvSpec,
     LearnerContext,
@@ -71,7 +72,7 @@ class OnPolicy(Algorithm):
         self.cfg, self.device, self.horizon, self._section = cfg, device, cfg.horizon, context.section
         self.collective, self.max_iterations = context.collective, max_iterations
         self.policy = self.make_policy(cfg, env, context, device)  # type: ignore[reportIncompatibleVariableOverride]
-        self.policy.bf16, _ = choose_precision(cfg.precision, device)
+        self.policy.reduced = PRECISIONS[choose_precision(cfg.precision, device)[0]]
         self.exploration = Exploration(self.policy, env, cfg, context.section, device, seed + 1)
         self.rollout = self.exploration.rollout
         self._shuffle_generator = make_generator(device, seed + 2)

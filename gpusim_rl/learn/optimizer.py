@@ -12,6 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks  # type: ignore[r
 
 from gpusim_rl.errors import ConfigError, warn
 
+FIRST_SCALE, GROWTH_INTERVAL = 2.0**16, 2000  # as in torch.amp.GradScaler
 _KERNELS: Any = torch  # multi-tensor operations of torch's own optimisers, which torch does not export by name
 
 
@@ -19,7 +20,9 @@ class MaskedAdamW(torch.optim.AdamW):
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with device-side step skipping and state at fixed addresses.
 
     Frozen parameters are left out; if all are frozen, ConfigError is raised. `learning_rate` is a 0-dim device
-    tensor if it changes during training. `max_norm` clips the gradient norm.
+    tensor if it changes during training. `max_norm` clips the gradient norm. With `scaled`, losses are multiplied by
+    a scale that keeps float16 gradients in range (Micikevicius et al. 2018, arXiv 1710.03740), without syncs: it halves
+    after a non-finite gradient, and doubles after 2,000 finite ones.
     """
 
     # Torch wraps this method to exclude it from compilation, and imports the compiler to do so (1 s).
@@ -33,6 +36,7 @@ class MaskedAdamW(torch.optim.AdamW):
         weight_decay: float = 0.0,
         max_norm: float | None = None,
         eps: float = 1e-8,
+        scaled: bool = False,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self.parameters:
@@ -44,19 +48,29 @@ class MaskedAdamW(torch.optim.AdamW):
         super().__init__(self.parameters, weight_decay=weight_decay, eps=eps, fused=fused, capturable=capturable)
         self.param_groups[0]["lr"] = learning_rate  # not via the constructor, which would sync
         self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # CPU only: moments and step count
+        device = self.parameters[0].device
+        self._scale = torch.full((), FIRST_SCALE, device=device) if scaled else None
+        self._finite_steps = torch.zeros((), dtype=torch.int32, device=device)  # since the scale changed
 
     def gradients(self, loss: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the gradients of a loss, or of weighted losses; zeros for unused parameters."""
+        if self._scale is not None:
+            weight = self._scale if weight is None else weight * self._scale
         return torch.autograd.grad(loss, self.parameters, weight, materialize_grads=True)
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Set the gradients of the next step; return their norm before clipping, and whether it is non-finite."""
+        if self._scale is not None:
+            gradients = _KERNELS._foreach_mul([*gradients], self._scale.reciprocal())
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             # The fused step pairs elements by memory order, regardless of strides.
             same = gradient.stride() == parameter.stride()
             parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
         norm = torch.linalg.vector_norm(torch.stack(_KERNELS._foreach_norm([*gradients])))
-        return norm, ~(norm < torch.inf)
+        bad = ~(norm < torch.inf)
+        if self._scale is not None:
+            _KERNELS._amp_update_scale_(self._scale, self._finite_steps, bad.float(), 2.0, 0.5, GROWTH_INTERVAL)
+        return norm, bad
 
     def masked_step(self, norm: Tensor, hold: Tensor) -> None:
         """Step with the gradients from `set_gradients`, which returned `norm`; do nothing if `hold`, bool []."""
@@ -95,15 +109,23 @@ class MaskedAdamW(torch.optim.AdamW):
 
     def moments(self) -> list[dict[str, Tensor]]:
         """Return a copy of each parameter's Adam state (moments and step count); empty before the first step."""
-        return [{name: value.clone() for name, value in self.state.get(p, {}).items()} for p in self.parameters]
+        saved = [{name: value.clone() for name, value in self.state.get(p, {}).items()} for p in self.parameters]
+        if self._scale is not None:
+            saved[0] |= {"scale": self._scale.clone(), "finite_steps": self._finite_steps.clone()}
+        return saved
 
     def load_moments(self, saved: Sequence[dict[str, Any]]) -> None:
         """Restore `moments` in place; start from scratch if the parameters changed."""
         pairs = zip(saved, self.parameters, strict=False)
-        same = all(not moments or moments["exp_avg"].shape == parameter.shape for moments, parameter in pairs)
+        same = all(moments.get("exp_avg", parameter).shape == parameter.shape for moments, parameter in pairs)
         if len(saved) != len(self.parameters) or not same:
             warn("the trainable parameters changed; resetting the optimiser")
             return
+        saved = [dict(moments) for moments in saved]
+        scale, finite_steps = (saved[0].pop(name, None) for name in ("scale", "finite_steps"))
+        if self._scale is not None and scale is not None:
+            self._scale.copy_(scale)
+            self._finite_steps.copy_(finite_steps)
         for parameter, moments in zip(self.parameters, saved, strict=True):
             state = self.state[parameter]
             for name in state.keys() | moments.keys():

@@ -86,13 +86,13 @@ class Critic(nn.Module):
         self.register_buffer("support", support, persistent=False)
 
     def forward(
-        self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, bf16: bool
+        self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, reduced: torch.dtype | None
     ) -> Float[Tensor, "members batch outputs"]:
         """Return Q values [..., 1] or logits of the atoms."""
-        return self.head(self._features(torch.cat([obs, action], dim=-1), bf16=bf16))
+        return self.head(self._features(torch.cat([obs, action], dim=-1), reduced=reduced))
 
-    def _features(self, x: Float[Tensor, "batch size"], *, bf16: bool) -> Float[Tensor, "members batch out"]:
-        with torch.autocast(x.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+    def _features(self, x: Tensor, *, reduced: torch.dtype | None) -> Float[Tensor, "members batch out"]:
+        with torch.autocast(x.device.type, dtype=reduced) if reduced else nullcontext():
             features = self.features(x.expand(self.members, -1, -1))
         return features.float()
 
@@ -129,9 +129,9 @@ class DiscreteCritic(Critic):
         self.register_buffer("places", (offsets[:, None] + beyond).flatten(), persistent=False)
         self.register_buffer("centre", torch.eye(sum(counts)) - same, persistent=False)
 
-    def options(self, obs: Tensor, *, bf16: bool) -> Float[Tensor, "members batch outputs options"]:
+    def options(self, obs: Tensor, *, reduced: torch.dtype | None) -> Float[Tensor, "members batch outputs options"]:
         """Return Q values or logits of all options, concatenated over choices."""
-        features = self._features(obs, bf16=bf16)
+        features = self._features(obs, reduced=reduced)
         outputs = self.head(features).unflatten(-1, (self.num_outputs, -1))
         if self.state_head is None:
             return outputs
@@ -139,10 +139,10 @@ class DiscreteCritic(Critic):
         return self.state_head(features).unsqueeze(-1) + outputs @ self.centre
 
     def forward(
-        self, obs: Float[Tensor, "batch size"], action: Shaped[Tensor, "batch choices"], *, bf16: bool
+        self, obs: Float[Tensor, "batch size"], action: Shaped[Tensor, "batch choices"], *, reduced: torch.dtype | None
     ) -> Float[Tensor, "members batch outputs"]:
         """Return Q values [..., 1] or logits of the chosen options."""
-        return self.chosen(self.options(obs, bf16=bf16), action)
+        return self.chosen(self.options(obs, reduced=reduced), action)
 
     def chosen(
         self, outputs: Float[Tensor, "members batch outputs options"], action: Shaped[Tensor, "batch choices"]
@@ -188,9 +188,9 @@ class ActorNetwork(nn.Module):
             self.head.weight.mul_(0.01)
             self.head.bias.zero_()
 
-    def forward(self, obs: Float[Tensor, "batch size"], *, bf16: bool) -> Float[Tensor, "batch outputs"]:
+    def forward(self, obs: Tensor, *, reduced: torch.dtype | None) -> Float[Tensor, "batch outputs"]:
         """Return float32 outputs."""
-        with torch.autocast(obs.device.type, dtype=torch.bfloat16) if bf16 else nullcontext():
+        with torch.autocast(obs.device.type, dtype=reduced) if reduced else nullcontext():
             features = self.features(obs)
         return self.head(features.float())
 
@@ -265,7 +265,7 @@ class QPolicy(Policy):
         seen = self.obs_norm["policy"](seen) if self.obs_norm else seen
         if self.encoder is not None:
             images, hidden = self.images({g: obs[g][None] for g in self.encoder.groups}, hidden, None)
-            seen = torch.cat([seen, self.encoder(images, bf16=self.bf16)[0]], dim=-1)
+            seen = torch.cat([seen, self.encoder(images, reduced=self.reduced)[0]], dim=-1)
         return self._choosing(seen), hidden
 
     def action(self, outputs: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class QPolicy(Policy):
 
     def _choosing(self, seen: Float[Tensor, "batch size"]) -> Tensor:
         assert self.actor is not None
-        return self.actor(seen, bf16=self.mlp_bf16)
+        return self.actor(seen, reduced=self.mlp_reduced)
 
     def target_pairs(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return target parameters and the parameters they track."""

@@ -107,12 +107,12 @@ class SAC(OffPolicy):
         return self.policy.distribution(outputs).sample(noise)
 
     def next_action(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        outputs = self.policy.actor(batch.next_obs["policy"], bf16=self.policy.mlp_bf16)
+        outputs = self.policy.actor(batch.next_obs["policy"], reduced=self.policy.mlp_reduced)
         action, log_prob = self.policy.distribution(outputs).sample_with_log_prob(batch.noise[0])
         return action, -self.log_alpha.exp() * log_prob
 
     def actor_loss(self, batch: Batch) -> list[Tensor]:
-        outputs = self.policy.actor(batch.obs["policy"], bf16=self.policy.mlp_bf16)
+        outputs = self.policy.actor(batch.obs["policy"], reduced=self.policy.mlp_reduced)
         distribution = self.policy.distribution(outputs)
         action, log_prob = distribution.sample_with_log_prob(batch.noise[1])
         q = self.q_value(batch, action)

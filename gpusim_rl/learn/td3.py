@@ -72,13 +72,13 @@ class TD3(OffPolicy):
     def next_action(self, batch: Batch) -> tuple[Tensor, None]:
         cfg, policy = self.cfg, self.policy
         assert policy.target_actor is not None
-        action = policy.action(policy.target_actor(batch.next_obs["policy"], bf16=policy.mlp_bf16))
+        action = policy.action(policy.target_actor(batch.next_obs["policy"], reduced=policy.mlp_reduced))
         noise = (batch.noise[0] * cfg.smoothing).clamp_(-cfg.smoothing_clip, cfg.smoothing_clip)
         return self._noisy(action, noise), None
 
     def actor_loss(self, batch: Batch) -> list[Tensor]:
         policy = self.policy
-        action = policy.action(policy.actor(batch.obs["policy"], bf16=policy.mlp_bf16))
+        action = policy.action(policy.actor(batch.obs["policy"], reduced=policy.mlp_reduced))
         q = self.q_value(batch, action)
         loss = -(q @ batch.weight)
         return [loss + self._imitation(batch, action, q) if self._imitates else loss]

@@ -102,7 +102,7 @@ def _precision(run: RunView) -> dict[str, Any]:
     if wanted is None:
         return {}
     return {
-        "precision": "bf16" if run.algorithm.policy.bf16 else "fp32",
+        "precision": run.algorithm.policy.precision,
         "precision_reason": choose_precision(wanted, device)[1],
-        "bf16_is_fast": choose_precision("auto", device)[0],
+        "auto_precision": choose_precision("auto", device)[0],
     }

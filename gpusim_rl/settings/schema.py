@@ -51,7 +51,7 @@ Bounds = Annotated[list[float], Rule("three numbers >= 0", lambda most: len(most
 Units = Annotated[list[Count], Rule("a list of positive ints, e.g. [256,128,64]", lambda sizes: len(sizes) > 0)]
 Durations = Annotated[list[float], Rule("a list of numbers >= 1, e.g. [1,1,60]", lambda it: it and min(it) >= 1.0)]
 Activation = Literal["elu", "relu", "tanh", "silu", "gelu", "selu"]
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 DEVICE, FOLDER_NAME = re.compile(r"auto|cpu|cuda(:\d{1,9})?"), re.compile(r"(?!\.\.?\Z)[\w.-]+")
 Device = Annotated[str, Rule("auto, cpu, cuda or cuda:<index>", DEVICE.fullmatch)]
 FolderName = Annotated[str, Rule("a folder name of letters, digits and . _ -", FOLDER_NAME.fullmatch)]

@@ -13,7 +13,7 @@ from gpusim_rl.diagnose.machine_check import Check, Gpu, disk_check, gpu_checks,
 from helpers.commands import ROOT
 
 DRIVER = {"driver": "580.1", "devices": [{"name": "Giant", "memory_gb": 80.0}]}
-GIANT = Gpu("Giant", "9.0", 80.0, bf16=True)
+GIANT = Gpu("Giant", "9.0", 80.0, "bf16")
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ GIANT = Gpu("Giant", "9.0", 80.0, bf16=True)
         (DRIVER, "13.0", [Gpu("Old", "5.2", 4.0, False, "no kernel")], None, "failed", "no kernel", "device=cpu"),
         (DRIVER, "13.0", [Gpu("Full", "9.0", 80.0, True, "out of memory")], None, "failed", "memory", "nvidia-smi"),
         (DRIVER, "13.0", [Gpu("Busy", "9.0", 80.0, True, "are busy or")], None, "failed", "busy", "nvidia-smi"),
-        (DRIVER, "13.0", [Gpu("Less", "7.5", 16.0, False)], None, "ok", "no bf16: ", ""),
-        (DRIVER, "13.0", [GIANT], None, "ok", "cuda:0 Giant, capability 9.0, 80 GB, bf16", ""),
+        (DRIVER, "13.0", [Gpu("Less", "7.5", 16.0, "fp16")], None, "ok", "networks run in fp16", ""),
+        (DRIVER, "13.0", [GIANT], None, "ok", "cuda:0 Giant, capability 9.0, 80 GB, networks run in bf16", ""),
     ],
 )
 def test_gpu_check_reports_state_and_fix(driver, built_for, gpus, visible, state, text, fix):

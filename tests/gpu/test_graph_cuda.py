@@ -435,7 +435,7 @@ def test_cpu_physics_still_captures_update(tmp_path):
 def test_bf16_graph_uses_current_weights(network, tmp_path):
     """Autocast caches rounded weights, which a graph would keep from its capture."""
     trainer = make("Cartpole", tmp_path, graph="rollout", ppo={"precision": "bf16", "network": network})
-    assert trainer.algorithm.policy.bf16
+    assert trainer.algorithm.policy.reduced
     with running(trainer) as iterate:
         iterate(CAPTURED)
         for _ in range(4):

@@ -77,7 +77,7 @@ class Learner:
         context = LearnerContext("ppo", compile=self.compile)
         device = torch.device(self.device)
         self.ppo = PPO(self.cfg, spec, context, device=device, seed=self.seed, max_iterations=self.max_iterations)
-        self.policy.bf16 = self.bf16
+        self.policy.reduced = torch.bfloat16 if self.bf16 else self.policy.reduced
         self.obs = env.reset()
 
     @property

@@ -41,13 +41,13 @@ def make_critic(**network: Any) -> DiscreteCritic:
 def test_best_option_per_choice_is_best_joint_action(network: dict[str, Any]) -> None:
     critic = make_critic(**network)
     obs = torch.randn(20, 5)
-    every = critic.options(obs, bf16=False)
+    every = critic.options(obs, reduced=None)
     assert every.shape == (network.get("critics", 1), 20, network.get("atoms", 1), sum(COUNTS))
     offsets = [0, 2, 6]
     actions = [torch.tensor(choice) for choice in itertools.product(*map(range, COUNTS))]
     values = []
     for action in actions:
-        joint = critic(obs, action.expand(20, 3).float(), bf16=False)  # a replay memory holds floats
+        joint = critic(obs, action.expand(20, 3).float(), reduced=None)  # a replay memory holds floats
         slow = sum(every[..., offset + int(k)] for offset, k in zip(offsets, action, strict=True)) / 3
         assert torch.allclose(joint, slow, atol=1e-6)  # type: ignore[arg-type]
         values.append(joint.mean(dim=0).squeeze(-1))
@@ -65,7 +65,7 @@ def test_dueling_subtracts_mean_advantage_per_choice(atoms: int) -> None:
     assert critic.state_head is not None
     features = critic.features(obs.expand(1, -1, -1))
     state, advantage = critic.state_head(features)[0], critic.head(features)[0].view(7, atoms, sum(COUNTS))
-    found, start = critic.options(obs, bf16=False)[0], 0
+    found, start = critic.options(obs, reduced=None)[0], 0
     for count in COUNTS:
         part = advantage[:, :, start : start + count]
         for option in range(count):
@@ -160,13 +160,13 @@ def test_targets_match_double_q_learning(double: bool) -> None:
     selector = torch.tensor([[2.0, 10, 1], [11, 20, 1]])
 
     def network(at_first: Tensor, later: Tensor) -> Callable[..., Tensor]:
-        return lambda obs, *, bf16: (later if obs[0, 0] >= 10 else at_first)[None, :, None, :]
+        return lambda obs, *, reduced: (later if obs[0, 0] >= 10 else at_first)[None, :, None, :]
 
     dqn.policy.critic.options = network(now, selector)  # type: ignore[method-assign]
     dqn.policy.target_critic.options = network(now, following)  # type: ignore[method-assign]
     batch = batch_of(torch.zeros(2, 5), torch.tensor([[0.0], [1.0]]), torch.ones(2), torch.tensor([0.0, 1.0]))
     target, expected = dqn.targets(batch)
-    td = target - dqn.policy.critic(batch.obs["policy"], batch.action, bf16=False)[0, :, 0]
+    td = target - dqn.policy.critic(batch.obs["policy"], batch.action, reduced=None)[0, :, 0]
     assert torch.equal(target, expected)
     assert td.tolist() == ([0.0, 1.0] if double else [0.0, 90.0])
 
@@ -178,7 +178,7 @@ def test_priorities_are_td_errors(network: dict[str, Any]) -> None:
     (batch, *_) = dqn._draw(4)
     with torch.no_grad():
         target, _ = dqn.targets(batch)
-        predicted = dqn.policy.critic(batch.obs["policy"], batch.action, bf16=False)
+        predicted = dqn.policy.critic(batch.obs["policy"], batch.action, reduced=None)
     if "atoms" in network:
         logs = predicted.log_softmax(dim=-1)
         each = [[(t * (t.clamp(min=1e-30).log() - log)).sum() for t, log in zip(target, m, strict=True)] for m in logs]

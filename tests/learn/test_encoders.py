@@ -50,9 +50,9 @@ def test_encoder_scales_pixels_and_accepts_any_batch_shape(kind):
     torch.manual_seed(0)
     encoder = Encoder({"camera": (64, 48, 3)}, encoder_config(kind=kind), "ppo.network")
     images = torch.randint(256, (2, 3, 64, 48, 3), dtype=torch.uint8)
-    features = encoder({"camera": images}, bf16=False)
+    features = encoder({"camera": images}, reduced=None)
     assert features.shape == (2, 3, encoder.out_size)
-    torch.testing.assert_close(features[1, 2], encoder({"camera": images[1, 2:]}, bf16=False)[0])
+    torch.testing.assert_close(features[1, 2], encoder({"camera": images[1, 2:]}, reduced=None)[0])
     scaled = images[0].permute(0, 3, 1, 2).float() / 255.0 - 0.5
     torch.testing.assert_close(features[0], encoder.networks["camera"](scaled))
     features.square().sum().backward()
@@ -81,7 +81,7 @@ def test_custom_encoder_is_built_and_checked():
     encoder = Encoder({"camera": SHAPE}, encoder_config(_target_=f"{__name__}.Mean"), "ppo.network")
     images = frames(4)
     expected = images.float().mean(dim=(1, 2)) / 255.0 - 0.5
-    torch.testing.assert_close(encoder({"camera": images}, bf16=False), expected)
+    torch.testing.assert_close(encoder({"camera": images}, reduced=None), expected)
     with pytest.raises(ConfigError, match=r"ppo.network.encoder._target_=torch.nn.ReLU: ReLU\(shape, cfg\) failed"):
         Encoder({"camera": SHAPE}, encoder_config(_target_="torch.nn.ReLU"), "ppo.network")
     with pytest.raises(ConfigError, match=r"torch.nn.Flatten: no int attribute out_size"):
@@ -134,7 +134,7 @@ def test_update_sees_the_frames_acted_on(frames_seen, critic):
 
 def test_layers_after_encoder_get_fp32_features():
     policy = make_learner(critic=0).policy
-    policy.bf16 = True
+    policy.reduced = torch.bfloat16
     seen: list[Tensor] = []
     policy.encoder.register_forward_hook(lambda module, args, features: features.add_(1e-4 * len(seen)))
     policy.actor.layers.register_forward_hook(lambda module, args, features: seen.append(features))

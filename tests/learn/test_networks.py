@@ -27,7 +27,7 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
 def make_policy(sizes: dict[str, int], cfg: PPOConfig, *, bf16: bool = False) -> ActorCritic:
     env = EnvSpec(1, sizes, Box(ACTIONS), 1)
     policy = PPO(cfg, env, device=torch.device("cpu"), seed=0, max_iterations=1).policy
-    policy.bf16 = bf16
+    policy.reduced = torch.bfloat16 if bf16 else None
     return policy
 
 

@@ -165,7 +165,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tens
         return torch.minimum(q(network, obs, action, 0), q(network, obs, action, 1))
 
     def sample(obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        mean, spread = actor(obs, bf16=False).chunk(2, dim=-1)
+        mean, spread = actor(obs, reduced=None).chunk(2, dim=-1)
         std = (-5.0 + 3.5 * (spread.tanh() + 1.0)).exp()
         action = (mean + std * noise).tanh()
         density = torch.distributions.Normal(mean, std).log_prob(mean + std * noise)
@@ -184,7 +184,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tens
                 value = lowest(target, next_obs, action) - log_alpha.exp() * log_prob
             else:
                 assert target_actor is not None
-                smoothed = target_actor(next_obs, bf16=False).tanh() + (0.2 * batch.noise[0]).clamp(-0.5, 0.5)
+                smoothed = target_actor(next_obs, reduced=None).tanh() + (0.2 * batch.noise[0]).clamp(-0.5, 0.5)
                 value = lowest(target, next_obs, smoothed.clamp(-1.0, 1.0))
             y = batch.reward + batch.discount * value
         mask = batch.weight > 0.0
@@ -197,7 +197,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tens
                 excess = -log_prob.detach()[mask].mean() - cfg.target_entropy
                 descend(adams[2], log_alpha.exp() * excess)
             else:
-                descend(adams[1], -lowest(critic, obs, actor(obs, bf16=False).tanh())[mask].mean())
+                descend(adams[1], -lowest(critic, obs, actor(obs, reduced=None).tanh())[mask].mean())
         with torch.no_grad():
             for slow, fast in zip(*policy.target_pairs(), strict=True):
                 slow.mul_(1.0 - cfg.tau).add_(cfg.tau * fast)

@@ -145,7 +145,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Any]) -> list[Tensor]:
     policy, cfg = copy.deepcopy(it.algorithm.policy), it.algorithm.cfg
     encoder, actor, critic, sees = policy.encoder, policy.actor, policy.critic, policy.critic_sees_images
     assert encoder is not None and actor is not None
-    alpha, bf16 = it.algorithm.log_alpha.detach().exp(), {"bf16": False}  # type: ignore[attr-defined]
+    alpha, full = it.algorithm.log_alpha.detach().exp(), {"reduced": None}  # type: ignore[attr-defined]
     trained = [*critic.parameters(), *(encoder.parameters() if sees else [])]
     critic_adam = torch.optim.Adam(trained, cfg.learning_rate)
     trained = [*actor.parameters(), *([] if sees else encoder.parameters())]
@@ -157,24 +157,24 @@ def plain_updates(it: OffPolicyLearner, batches: list[Any]) -> list[Tensor]:
         adam.step()
 
     def inputs(groups: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        features = torch.cat([groups["policy"], encoder(groups, **bf16)], dim=1)
+        features = torch.cat([groups["policy"], encoder(groups, **full)], dim=1)
         return features, features if sees else groups["critic"]
 
     for index, batch in enumerate(batches):
         it.algorithm.replay.with_frames(batch)
         with torch.no_grad():
             to_actor, to_critic = inputs(batch.next_obs)
-            action, log_prob = policy.distribution(actor(to_actor, **bf16)).sample_with_log_prob(batch.noise[0])
-            value = policy.target_critic(to_critic, action, **bf16).squeeze(2).amin(dim=0) - alpha * log_prob
+            action, log_prob = policy.distribution(actor(to_actor, **full)).sample_with_log_prob(batch.noise[0])
+            value = policy.target_critic(to_critic, action, **full).squeeze(2).amin(dim=0) - alpha * log_prob
             y = batch.reward + batch.discount * value
         to_actor, to_critic = inputs(batch.obs)  # before the critics' step
-        q = critic(to_critic, batch.action, **bf16).squeeze(2)
+        q = critic(to_critic, batch.action, **full).squeeze(2)
         descend(critic_adam, ((q - y).square() @ batch.weight).sum())
         if (index + 1) % cfg.policy_delay == 0:
             to_critic = to_critic.detach()
             to_actor = to_actor.detach() if sees else inputs(batch.obs)[0]
-            action, log_prob = policy.distribution(actor(to_actor, **bf16)).sample_with_log_prob(batch.noise[1])
-            q = critic(to_critic, action, **bf16).squeeze(2).amin(dim=0)
+            action, log_prob = policy.distribution(actor(to_actor, **full)).sample_with_log_prob(batch.noise[1])
+            q = critic(to_critic, action, **full).squeeze(2).amin(dim=0)
             descend(actor_adam, (alpha * log_prob - q) @ batch.weight)
         with torch.no_grad():
             for slow, fast in zip(policy.target_critic.parameters(), critic.parameters(), strict=True):

@@ -258,7 +258,7 @@ def everything(it: Learner) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("kind", "bf16", "limit"), [("separate", False, 1.0), ("lstm", True, None)])
 def test_minibatch_with_non_finite_gradient_changes_nothing(kind: str, bf16: bool, limit: float | None) -> None:
     it = learner(kind, max_grad_norm=limit, schedule_per="minibatch")
-    it.policy.bf16 = bf16
+    it.policy.reduced = torch.bfloat16 if bf16 else None
     it.train(1)
     it.collect()
     poison(it, 5)
@@ -481,10 +481,12 @@ def test_non_finite_reward_or_observation_is_flagged() -> None:
         assert not torch.isfinite(it.update()[key])
 
 
-def test_choose_precision() -> None:
-    assert choose_precision("fp32", torch.device("cpu"))[0] is False
-    assert choose_precision("bf16", torch.device("cpu")) == (True, "as configured")
+def test_choose_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_precision("fp16", torch.device("cpu")) == ("fp16", "as configured")
     assert choose_precision("auto", torch.device("cpu"))[1].startswith("auto: the CPU")
+    for capability, precision in (((6, 1), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, found=capability: found)
+        assert choose_precision("auto", torch.device("cuda"))[0] == precision
 
 
 def test_failed_compilation_falls_back_to_eager(monkeypatch, caplog) -> None:

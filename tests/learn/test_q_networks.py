@@ -42,7 +42,7 @@ def test_ensemble_members_are_independent_critics(layer_norm: bool, atoms: int |
     net = off_policy_config("sac", {"network": {**C51, "atoms": atoms, "layer_norm": layer_norm, "critics": 3}}).network
     critic = Critic(5, 2, net, "sac.network")
     obs, action = torch.randn(7, 5), torch.randn(7, 2)
-    got = critic(obs, action, bf16=False)
+    got = critic(obs, action, reduced=None)
     assert got.shape == (3, 7, atoms or 1)
     layers: Any = [*critic.features.children(), critic.head]
     for member in range(3):
@@ -71,7 +71,7 @@ class CustomNetwork(nn.Module):
 def test_custom_network_builds_critics() -> None:
     own = {"_target_": f"{__name__}.CustomNetwork", "hidden": [6], "critic_hidden": [9]}
     critic = Critic(5, 2, off_policy_config("td3", {"network": own}).network, "td3.network")
-    got = critic(torch.randn(4, 5), torch.randn(4, 2), bf16=False)
+    got = critic(torch.randn(4, 5), torch.randn(4, 2), reduced=None)
     assert got.shape == (2, 4, 1) and not torch.allclose(got[0], got[1])
     assert [layer.out_size for layer in critic.features.children()] == [9, 9]
 

@@ -121,7 +121,7 @@ def test_inputs_are_mirrored_before_normalization():
 
 def test_mirrored_camera_images_stay_uint8():
     it = learner(True, 0.5, critic=True, images=True)
-    it.policy.bf16 = True
+    it.policy.reduced = torch.bfloat16
     it.collect()
     _, batch, _ = prepared(it.ppo)
     before = {name: x.clone() for name, x in batch.inputs.items()}

@@ -52,7 +52,7 @@ def test_target_uses_distribution_of_the_lower_critic(clipped: bool) -> None:
         target, expected_return = td3.targets(batch)
         action, _ = td3.next_action(batch)
         critic = td3.policy.target_critic
-        probabilities = critic(batch.next_obs["policy"], action, bf16=False).softmax(dim=-1)
+        probabilities = critic(batch.next_obs["policy"], action, reduced=None).softmax(dim=-1)
     support = critic.support
     assert support is not None and torch.allclose(target.sum(dim=-1), torch.ones(len(target)), atol=1e-5)
     means = probabilities @ support

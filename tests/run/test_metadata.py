@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from gpusim_rl.learn.algorithm import PRECISIONS
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.run.cuda_graph import GraphChoice
 from gpusim_rl.run.metadata import describe_run
@@ -21,7 +22,7 @@ def test_run_records_simulator_threads_precision_and_graphs(tmp_path, monkeypatc
     assert recorded["sim"] == {"name": "mujoco", "device": "cpu", "reason": "auto: no CUDA device in use", "threads": 1}
     assert recorded["learner"]["device"] == "cpu" and recorded["learner"]["threads"] == torch.get_num_threads()
     assert (recorded["learner"]["precision"], recorded["learner"]["precision_reason"]) == ("fp32", "as configured")
-    assert recorded["learner"]["memory_gb"] is None and isinstance(recorded["learner"]["bf16_is_fast"], bool)
+    assert recorded["learner"]["memory_gb"] is None and recorded["learner"]["auto_precision"] in PRECISIONS
     assert recorded["graph"]["mode"] == "off" and recorded["graph"]["reason"]
     assert recorded["openmp"]["GOMP_SPINCOUNT"] == os.environ["GOMP_SPINCOUNT"] == "1000"
     assert "OMP_WAIT_POLICY" not in recorded["openmp"]
