@@ -257,6 +257,7 @@ def fake_cuda() -> Iterator[None]:
     generator = torch.Generator
     with pytest.MonkeyPatch.context() as patch, FakeTensorMode(allow_non_fake_inputs=True), _MissingKernels():
         patch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         patch.setattr(torch.cuda, "mem_get_info", lambda *_: (80 * 10**9, 80 * 10**9))
         patch.setattr(torch.cuda, "current_stream", lambda *_: None)
