@@ -85,7 +85,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_360,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_290, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_310, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:

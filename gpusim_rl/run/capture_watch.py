@@ -1,4 +1,4 @@
-"""Detection of values that a CUDA graph would freeze: two eager calls are compared operator by operator."""
+"""Detection of values that a CUDA graph would freeze, by comparing two eager calls operator by operator."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.utils._pytree import tree_leaves
 
 from gpusim_rl.machine.source_location import locate
 
-LIFT = torch.ops.aten.lift_fresh.default  # makes torch.tensor(numbers)
-PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))  # of a generator, torch makes wrappers
-SHORT = 16  # maximum elements of such a tensor, to compare values
-CHANGED = "a graph would repeat the same. Try a tensor that is written in place"
+LIFT = torch.ops.aten.lift_fresh.default  # called by torch.tensor(values)
+SHORT = 16  # maximum elements of tensors from torch.tensor whose values are compared
+PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))  # argument types compared by value
+CHANGED = "a CUDA graph would repeat the captured one. Try a tensor, written in place"
 
 
 class CaptureWatch(TorchDispatchMode):
-    """Record of the operators in a block; with `before`, each is compared with the record of an earlier block.
+    """Recorder of a call's operators; with `before`, finds the first difference from the earlier call.
 
-    A graph repeats an operator with the same numbers and addresses. Thus neither may differ: arguments that are no
-    tensors, host tensors of one number, and addresses of tensors that an operator reads and the block hasn't made.
-    Tensors in attributes of `stateful` objects may be replaced (`in_place`): their names count instead.
+    A CUDA graph repeats operators with the arguments and addresses of its capture. Two calls must therefore agree in
+    arguments other than tensors, in host scalars, and in the addresses of tensors allocated before the call. Tensors in
+    attributes of `stateful` objects may be replaced (`in_place` copies them back): they are compared by name.
 
     Attributes:
-        difference: First difference from `before`, with operator and source line; "" if there is none.
+        difference: First difference, with operator and source line; "" if there is none.
     """
 
     def __init__(self, before: CaptureWatch | None = None, stateful: Sequence[object] = ()) -> None:
@@ -41,7 +41,7 @@ class CaptureWatch(TorchDispatchMode):
                         self._names.setdefault(storage_of(tensor), f"{type(owner).__name__}.{name}")
         self._records: list[tuple[Any, list[str], list[Any]]] = []
         self._expected = iter(before._records) if before is not None else None
-        self._made: set[int] = set()  # addresses of the block's own storages
+        self._made: set[int] = set()  # addresses of storages allocated in this call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -57,7 +57,7 @@ class CaptureWatch(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         if self._expected is not None and not self.difference and (left := next(self._expected, None)):
-            self.difference = f"a call ends before {left[0]}, which followed in the call before it: {CHANGED}"
+            self.difference = f"{left[0]} ran in the previous call only: {CHANGED}"
 
     def _check(self, func: Any, leaves: list[Any]) -> None:
         on_device = any(isinstance(leaf, Tensor) and leaf.device.type != "cpu" for leaf in leaves)
@@ -79,12 +79,12 @@ class CaptureWatch(TorchDispatchMode):
         if (func, numbers, read) == expected:
             return
         if func is not expected[0]:
-            changed = f"follows, not {expected[0]} as in the call before"
+            changed = f"runs, but {expected[0]} in the previous call"
         elif numbers != expected[1]:
             new, old = next((a, b) for a, b in zip(numbers, expected[1], strict=False) if a != b)
-            changed = f"uses {new}, not {old} as in the call before"
+            changed = f"uses {new}, but {old} in the previous call"
         else:
-            changed = "reads another tensor than in the call before"
+            changed = "reads a different tensor than in the previous call"
         self.difference = f"{func} at {locate(sys._getframe()) or 'an unknown line'} {changed}: {CHANGED}"
 
 

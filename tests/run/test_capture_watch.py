@@ -104,7 +104,7 @@ class Habits:
 
 
 class Allowed(Habits):
-    """What a graph repeats correctly."""
+    """Task whose state a graph repeats correctly."""
 
     def replaced_tensor(self, x: Tensor) -> Tensor:
         self.buffer = self.buffer * 0.5 + x
