@@ -371,7 +371,7 @@ def test_metrics_reader_limits_size_and_rejects_links(stranger: Stranger, load_t
         "resume": lambda: writers.CsvWriter(file, resumed_at=3).start({}),
     }[reader]
     read()
-    with monkeypatch.context() as patched, pytest.raises(ConfigError, match=r"metrics\.csv: larger than .*100 bytes"):
+    with monkeypatch.context() as patched, pytest.raises(ConfigError, match=r"metrics\.csv: .*100 bytes"):
         patched.setattr(writers, "METRICS_BYTES", 100)
         read()
     file.rename(stranger.home / "metrics.csv")
@@ -381,12 +381,12 @@ def test_metrics_reader_limits_size_and_rejects_links(stranger: Stranger, load_t
 
 
 WRONG_TYPES: dict[str, tuple[dict[str, Any], str]] = {
-    "sim": ({"sim": ["mujoco"]}, "sim is a list"),
-    "env": ({"env": {}}, "does not match task Cartpole.*: no '"),
+    "sim": ({"sim": ["mujoco"]}, "sim .* list"),
+    "env": ({"env": {}}, "does not match task Cartpole"),
     "policy": ({"policy": {}}, "does not match task Cartpole.*: Error"),
     "sizes": ({"obs_sizes": {"policy": torch.zeros(2)}}, "does not match task Cartpole"),
-    "iteration": ({"iteration": [1]}, "iteration is a list"),
-    "seed": ({"seed": "abc"}, "seed is a str"),
+    "iteration": ({"iteration": [1]}, "iteration .* list"),
+    "seed": ({"seed": "abc"}, "seed .* str"),
     "time": ({"elapsed_s": float("nan")}, "elapsed_s is nan"),
     "command line": ({"overrides": [5]}, "overrides"),
 }

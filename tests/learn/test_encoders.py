@@ -84,7 +84,7 @@ def test_custom_encoder_is_built_and_checked():
     torch.testing.assert_close(encoder({"camera": images}, reduced=None), expected)
     with pytest.raises(ConfigError, match=r"ppo.network.encoder._target_=torch.nn.ReLU: ReLU\(shape, cfg\) failed"):
         Encoder({"camera": SHAPE}, encoder_config(_target_="torch.nn.ReLU"), "ppo.network")
-    with pytest.raises(ConfigError, match=r"torch.nn.Flatten: no int attribute out_size"):
+    with pytest.raises(ConfigError, match=r"torch.nn.Flatten: .*out_size"):
         Encoder({"camera": SHAPE}, encoder_config(_target_="torch.nn.Flatten"), "ppo.network")
 
 
