@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
     def parse_settings(self, argv: list[str] | None) -> argparse.Namespace:
         """Parse options and settings in any order; reject `--json FILE`, where FILE would be read as a setting."""
         for flag, word in itertools.pairwise(sys.argv[1:] if argv is None else argv):
-            if flag == "--json" and word[:1] != "-" and "=" not in word:
+            if flag == "--json" and word[:1] not in "-~" and "=" not in word:
                 self.error(f"--json takes no value, got {word!r}", f"Try --out {shlex.quote(word)}.")
         return self.parse_intermixed_args(argv)
 

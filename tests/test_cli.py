@@ -652,7 +652,9 @@ def test_python_api_finds_tasks_in_config_dir(juggler, monkeypatch):
     [
         ({"num_envs": "8"}, "num_envs: .*'8'"),
         ({"ppo": {"horizn": 8}}, "'ppo.horizon'"),
-        ({"+num_envs": 8}, "unknown key '.num_envs'"),
+        *(({name: 8}, "invalid key") for name in ("+num_envs", "++task", "num_envs=3", "ppo[clip]", "")),
+        ({"experiment": "???"}, "experiment: expected a value"),
+        ({"ppo": [1]}, "^ppo: "),
         ({"sim": "mujco"}, "'mujoco'"),
         ({"experiment": "a/b"}, "experiment: .*'a/b'"),
     ],

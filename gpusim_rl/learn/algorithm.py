@@ -125,15 +125,13 @@ def recorded_steps(obs: Mapping[str, Tensor], reward: Tensor) -> list[RecordedTe
     return [*observations, RecordedTensor("a reward", reward, ("step", "env"))]
 
 
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Number formats of networks, by setting."""
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}  # formats of networks
 
 
 class Policy(nn.Module):
     """Acting part of an algorithm; also used for evaluation, playing and export."""
 
-    reduced: torch.dtype | None = None
-    """16-bit number format of the networks (autocast); None: float32."""
+    reduced: torch.dtype | None = None  # 16-bit number format of the networks (autocast); None: float32
 
     @property
     def precision(self) -> str:

@@ -268,7 +268,7 @@ class Graphs:
     def _warm_up(self, segment: str, body: Callable[[], T]) -> T:
         """Run a segment eagerly; detect the generators that it draws from and what a graph would freeze."""
         states = [generator.get_state() for generator in self._generators]
-        numbers = [_numbers(stateful) for stateful in self._stateful]
+        numbers = _numbers(self._stateful)
         watch = CaptureWatch(self._watches.get(segment), self._stateful)
         with watch if self._watch and self._calls[segment] > 1 else nullcontext():
             result = body()
@@ -278,7 +278,7 @@ class Graphs:
                 drawn.append(generator)
         if self._calls[segment] > 1:  # set-up in the first call
             self._watches[segment] = watch
-            names = list(_changed(self._stateful, numbers))
+            names = [name for name, value in _numbers(self._stateful).items() if numbers.get(name, name) != value]
             self._refuse(segment, f"{names[0]} changed between calls. Try a tensor" if names else watch.difference)
         return result
 
@@ -297,16 +297,10 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, NotCapturableError) else describe(error)
 
 
-def _changed(objects: Sequence[object], before: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the attributes that hold another Python number than before."""
-    for stateful, old in zip(objects, before, strict=True):
-        for name, value in _numbers(stateful).items():
-            if name not in old or old[name] != value:
-                yield f"{type(stateful).__name__}.{name}"
-
-
-def _numbers(stateful: object) -> dict[str, Any]:
-    return {name: value for name, value in vars(stateful).items() if isinstance(value, (bool, int, float))}
+def _numbers(objects: Sequence[object]) -> dict[str, Any]:
+    """Return the Python numbers in attributes, by `Class.attribute`."""
+    items = [(f"{type(owner).__name__}.{name}", value) for owner in objects for name, value in vars(owner).items()]
+    return {name: value for name, value in items if isinstance(value, (bool, int, float))}
 
 
 @contextmanager

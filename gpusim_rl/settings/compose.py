@@ -28,9 +28,9 @@ from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from gpusim_rl.errors import ConfigError, available, friendly_errors, on_one_line, say
+from gpusim_rl.errors import ConfigError, available, first_line, friendly_errors, on_one_line, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.paths import Checkpoint
 from gpusim_rl.machine.hardware import has_cuda
@@ -174,9 +174,9 @@ def compose(
     _prepare_hydra(config_dir)
     GlobalHydra.instance().clear()
     arguments = _may_add(overrides)
+    refuse_unreadable([text for text in arguments if not isinstance(text, Override)])
     arguments = choose_recipe(arguments, config_dir) if saved is None else arguments
     words = [text for text in arguments if not isinstance(text, Override)]
-    refuse_unreadable(words)
     try:
         with hydra.initialize_config_dir(version_base=VERSION_BASE, config_dir=str(paths.cfg_dir())):
             node = hydra.compose(_primary(saved, arguments), overrides=words)
@@ -196,6 +196,8 @@ def _assign(config: DictConfig, overrides: Sequence[Override]) -> None:
             OmegaConf.update(config, key, override.value, merge=True, force_add=new)
         except (ConfigAttributeError, ConfigKeyError) as error:
             raise ConfigCompositionException(f"Could not override '{key}'.") from error
+        except (OmegaConfBaseException, TypeError, ValueError) as error:
+            raise ConfigError(first_line(error), key=key) from None
 
 
 def choose_recipe(arguments: Sequence[str], config_dir: str | Path | None = None) -> list[str]:

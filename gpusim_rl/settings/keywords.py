@@ -15,7 +15,7 @@ from gpusim_rl.settings.compose import choose_recipe, compose
 from gpusim_rl.settings.discover import tasks, tuned_sections
 from gpusim_rl.settings.hydra_errors import GROUPS, refuse_other_algorithm, refuse_other_task, unknown_choice
 from gpusim_rl.settings.overrides import OPEN_SECTIONS, Override, key_of, text_of
-from gpusim_rl.settings.saved_run import NO_YAML, continue_run
+from gpusim_rl.settings.saved_run import KEY, NO_YAML, continue_run
 from gpusim_rl.settings.schema import algorithm_of
 
 
@@ -125,7 +125,9 @@ def _section_lines(composed: Mapping[str, Any], section: Mapping[str, Any]) -> I
 
 def _lines(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in overrides.items():
-        key = prefix + name
+        if not KEY.fullmatch(str(name)):
+            raise ConfigError(f"invalid key {name!r}", expected="names and dots, e.g. 'ppo.clip'")
+        key = f"{prefix}{name}"
         if isinstance(value, Mapping) and key not in OPEN_SECTIONS and (value or not prefix):
             yield from _lines(value, f"{key}.")
         elif key in GROUPS:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gpusim_rl.errors import ConfigError
+
 OPEN_SECTIONS = ("task.randomization_params", "task.observations", "env.kwargs", "env.cfg")
 """Sections to which a command line may add keys."""
 
@@ -17,6 +19,8 @@ class Override(str):
 
     def __new__(cls, key: str, value: Any) -> Override:
         """Make `key=value`; a key with the prefix `++` may be new."""
+        if isinstance(value, str) and value == "???":  # OmegaConf's missing value
+            raise ConfigError("expected a value, got ???", key=key.lstrip("+"))
         override = super().__new__(cls, f"{key}={text_of(value)}")
         override.value = node_of(value)
         return override
@@ -88,7 +92,9 @@ def node_of(value: Any) -> Any:
 
 def _scalar(value: Any) -> Any:
     """Convert a NumPy or torch scalar to a Python number or string."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+    value = value.item() if getattr(value, "ndim", None) == 0 else value
+    kind = next((kind for kind in (bool, int, float) if isinstance(value, kind)), None)
+    return value if kind is None else kind(value)
 
 
 def keys_in(value: Any) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -46,7 +47,7 @@ def put_pose(model: mujoco.MjModel, data: mujoco.MjData, pose: np.ndarray) -> No
     mujoco.mj_kinematics(model, data)
 
 
-class Sim(MujocoTensors):
+class Sim(MujocoTensors, ABC):
     """`num_envs` copies of one scene, stepped together. Methods raise TaskError for unknown names."""
 
     dt: float
@@ -84,9 +85,9 @@ class Sim(MujocoTensors):
         return not_finite(getattr(self, field) for field in self._used)
 
     @property
+    @abstractmethod
     def overflow(self) -> Bool[Tensor, " envs"]:
         """Worlds in which a full buffer dropped contacts or constraints since their last reset."""
-        ...
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
@@ -112,9 +113,9 @@ class Sim(MujocoTensors):
         """
         return self._params.find(name, articulation, elements)
 
+    @abstractmethod
     def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
         """Create rays that pass through the articulations in `ignore`. Call it in the task's `__init__`."""
-        ...
 
     def camera(self, name: str) -> CameraImages:
         """Return a camera's images, zero until the first `draw`. Call it in the task's `__init__`.
@@ -125,12 +126,15 @@ class Sim(MujocoTensors):
         """
         return self._cameras.find(name)
 
+    @abstractmethod
     def step(self, substeps: int) -> None:
         """Advance all worlds by `substeps` physics steps with constant controls."""
 
+    @abstractmethod
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         """Reset the masked worlds to the scene's default state and clear their solver caches."""
 
+    @abstractmethod
     def refresh(self) -> None:
         """Update body poses and velocities after writes to the state."""
 
@@ -138,13 +142,15 @@ class Sim(MujocoTensors):
         """Render the requested cameras that are due. `VecEnv` calls it once per control step, after the resets."""
         self._cameras.draw()
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the full state; after loading it, physics continues bit for bit if the backend supports that."""
-        ...
 
+    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`."""
 
+    @abstractmethod
     def close(self) -> None:
         """Stop threads and free memory."""
 

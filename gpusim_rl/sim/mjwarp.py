@@ -58,7 +58,8 @@ class MjwarpSim(WarpSim):
         self._sensor_stage = 0  # last stage of sensors computed in the current state; 0: none
         if not scene.steps_compute_sensors:
             model.opt.disableflags |= _NO_SENSORS
-        self._stores_readings = scene.stores_readings
+        # Sensors with a delay or an interval store the readings of every physics step.
+        self._stores_readings = bool(scene.model.sensor_interval.any() or scene.model.sensor_delay.any())
         self._ray_groups = RayGroups(scene)
         self._boxes: mjw.RenderContext | None = None
         # Warp arrays and torch's views of them, by shape

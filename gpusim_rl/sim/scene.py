@@ -440,13 +440,10 @@ class Scene:
     @property
     def steps_compute_sensors(self) -> bool:
         """True if physics steps compute sensors; sensors read only by `Articulation.sensor` are computed on demand."""
-        touches = bool(np.any(self.model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))
-        return touches or bool(self.effort_sensors) or self.stores_readings
-
-    @property
-    def stores_readings(self) -> bool:
-        """True if a sensor has a delay or an interval, for which every physics step stores readings."""
-        return bool(self.model.sensor_interval.any() or self.model.sensor_delay.any())
+        model = self.model
+        late = bool(model.sensor_interval.any() or model.sensor_delay.any())  # such sensors store earlier readings
+        touches = bool(np.any(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT))
+        return touches or bool(self.effort_sensors) or late
 
     @property
     def evaluations(self) -> int:

@@ -115,8 +115,8 @@ class WarpSim(Sim):
 
     def _has_constants(self, field: str) -> bool:
         model = self.scene.model
-        uses_gear = has_muscles(model) or bool(model.actuator_armature.any())
-        return FIELDS[field].constants and (field != "actuator_gear" or uses_gear)
+        unused = field == "actuator_gear" and not (has_muscles(model) or model.actuator_armature.any())
+        return FIELDS[field].constants and not unused
 
     def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
         if self._has_constants(field):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import IntEnum
 
 import numpy as np
 import pytest
@@ -32,6 +33,11 @@ def test_value_from_python_is_used_unparsed_and_recorded(value):
     spec = prepare("Gymnasium", env={"id": "CartPole-v1", "kwargs": {"value": value}})
     assert spec.config["env"]["kwargs"]["value"] == value
     assert spec.config == composing.compose(spec.overrides) and {type(text) for text in spec.overrides} == {str}
+
+
+def test_subclass_of_a_number_from_python_is_a_number():
+    spec = prepare("Cartpole", num_envs=IntEnum("Size", {"SMALL": 4}).SMALL)
+    assert type(spec.cfg.num_envs) is int and spec.overrides == ["task=Cartpole", "num_envs=4"]
 
 
 def test_randomization_params_from_python_replace_those_of_the_config():

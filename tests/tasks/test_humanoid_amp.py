@@ -148,7 +148,7 @@ def test_clips_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     for task, message in (
         ({"clips": []}, r"^task\.clips: .*got \[\]"),
         ({"clips": [str(stranger)]}, "right_hand, left_hand"),
-        ({"style_frames": 200}, r"^task\.style_frames: .* 121, .*got 200"),
+        ({"style_frames": 200}, r"^task\.style_frames: .* 121 .*got 200"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_env(2, **task)
