@@ -40,7 +40,7 @@ def reference_pose(model: mujoco.MjModel) -> np.ndarray:
 
 
 class Articulation:
-    """Articulation created by `Scene.add`, as tensors over all worlds. They may be views: do not write to them.
+    """Articulation created by `Scene.add`. Its tensors over all worlds may be views: do not write to them.
 
     Get bodies, sites, sensors, mocap bodies and dynamics once, in the task's `__init__`. Methods raise TaskError for
     unknown names and wrong shapes; nothing is broadcast.
@@ -236,7 +236,7 @@ class Articulation:
         joint_vel: Float[Tensor, "envs joints"] | None = None,
         mocap_poses: Float[Tensor, "envs poses"] | None = None,
     ) -> None:
-        """Write the state of the masked worlds; omitted values stay unchanged. Velocities are in the world frame."""
+        """Write the masked worlds' state; omitted values stay unchanged. Root velocities are in the world frame."""
         state = {"root_pos": root_pos, "root_quat": root_quat, "joint_pos": joint_pos, "joint_vel": joint_vel}
         state |= {"root_lin_vel": root_lin_vel, "root_ang_vel": root_ang_vel}
         self._check_state(where, state)

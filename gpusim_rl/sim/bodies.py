@@ -32,14 +32,14 @@ class MujocoTensors(Protocol):
     mocap_quat: Float[Tensor, "envs nmocap 4"]
     moves_mocap: bool  # whether a task moves mocap bodies
     sensordata: Float[Tensor, "envs nsensordata"]
-    """Sensor readings of the last physics step, if the scene has contact or effort sensors."""
+    """Sensor readings of the last physics step, if `Scene.steps_compute_sensors`."""
 
     def derived(self, field: str) -> Tensor:
         """Return an array derived from the state, [envs, nbody or njnt, ...], kept up to date from now on."""
         ...
 
     def current_sensors(self, stage: int) -> Float[Tensor, "envs nsensordata"]:
-        """Return sensor readings up to a stage (`mujoco.mjtStage`), kept up to date from now on."""
+        """Return current readings of sensors up to a stage (`mujoco.mjtStage`), kept up to date from now on."""
         ...
 
     def wrote_state(self, where: Bool[Tensor, " envs"]) -> None:

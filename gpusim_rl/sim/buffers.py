@@ -60,7 +60,7 @@ def estimate_buffers(model: mujoco.MjModel) -> tuple[int, int]:
 
 
 def contact_matches(scene: Scene) -> int:
-    """Return the contacts that a contact sensor has to sum: all with the ground and 8 more, as a power of two."""
+    """Return the number of contacts that a sensor must sum, as a power of two: all with the ground and 8 more."""
     model, bodies = scene.model, [scene.model.body(name).id for name in scene.contact_sensors]
     if len(bodies) < np.count_nonzero(model.sensor_type == mujoco.mjtSensor.mjSENS_CONTACT):
         return 64  # MuJoCo Warp's default, for sensors of the user's file
@@ -77,7 +77,7 @@ def enough(room: Mapping[str, int], needs: Mapping[str, float]) -> str:
 
 
 def _trial(model: mujoco.MjModel, touch: np.ndarray) -> tuple[int, int]:
-    """Return the maximum constraint rows, and contacts or candidate pairs, over random poses and a short simulation."""
+    """Return the most constraint rows, and most contacts or candidate pairs, in random poses and a short simulation."""
     model, random = copy.copy(model), np.random.default_rng(0)
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value | mujoco.mjtDisableBit.mjDSBL_SENSOR.value
     data = mujoco.MjData(model)

@@ -61,7 +61,7 @@ class _Group:
         self.due_mask = wp.to_torch(self.due)
 
     def advance(self) -> None:
-        """Advance by one control step; `due` stays on the device, where captured graphs read it."""
+        """Advance the age by one control step; `due` stays on the device, where captured graphs read it."""
         if self.every == 1:
             self.age.zero_()
             return
@@ -138,7 +138,7 @@ class CameraRenderer:
         free = torch.cuda.mem_get_info(self._device)[0] if on_cuda else memory_available_bytes()
         if needed + self._needed > free:
             images = f"images of {height} x {width} pixels in {self._num_envs} envs"
-            size = f"{needed / 1e9:.3g} GB for {images}, but only {free / 1e9:.3g} GB are free"
+            size = f"{needed / 1e9:.3g} GB for {images}, but only {max(0, free - self._needed) / 1e9:.3g} GB are left"
             raise MemoryError(f"camera {camera.name!r} needs {size}")
         self._needed += needed
 

@@ -14,10 +14,10 @@ from gpusim_rl.sim.masks import columns
 
 
 class Dynamics:
-    """Joint-space dynamics of an articulation with any free root held fixed; up to date whenever read.
+    """Joint-space dynamics of an articulation whose root is held fixed, even if it is free; up to date whenever read.
 
     With body velocities scaled by the square roots of masses and principal inertias, the kinetic energy is half a
-    squared norm, and the mass matrix is a product of two thin matrices. Per-world masses are ignored.
+    squared norm, and the mass matrix is the product of a thin matrix and its transpose. Per-world masses are ignored.
     """
 
     def __init__(self, sim: MujocoTensors, joints: Sequence[int], bodies: Sequence[int], body: int) -> None:

@@ -81,7 +81,7 @@ class Sim(MujocoTensors, ABC):
 
     @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
-        """Worlds in which a control or applied force is NaN or infinite; the effect differs between simulators."""
+        """Worlds with a NaN or infinite control, applied force or mocap pose, which simulators handle differently."""
         return not_finite(getattr(self, field) for field in self._used)
 
     @property
@@ -91,7 +91,7 @@ class Sim(MujocoTensors, ABC):
 
     @property
     def needs(self) -> dict[str, Float[Tensor, ""]]:
-        """Demand in the last physics step for each of the `buffers`; exceeds the capacity from overflow until reset."""
+        """Required size of each buffer in the last physics step; above its capacity while a world has overflowed it."""
         return {}
 
     def articulation(self, name: str) -> Articulation:
@@ -107,7 +107,7 @@ class Sim(MujocoTensors, ABC):
         Call it in the task's `__init__`: CUDA graphs captured earlier keep the shared values.
 
         Args:
-            name: Field of MuJoCo's model, `body_mass`, `geom_friction`, ..., or `gravity`; see `params.FIELDS`.
+            name: Field of MuJoCo's model (`body_mass`, `geom_friction`, ...) or `gravity`; see `params.FIELDS`.
             articulation: Owner; `ground` for geoms fixed to the world; None for gravity, cameras, lights, materials.
             elements: Bodies (also for geoms), joints, actuators, tendons, cameras, lights or materials; None for all.
         """
@@ -115,7 +115,7 @@ class Sim(MujocoTensors, ABC):
 
     @abstractmethod
     def rays(self, num_rays: int, ignore: Sequence[str] = ()) -> Rays:
-        """Create rays that pass through the articulations in `ignore`. Call it in the task's `__init__`."""
+        """Create `num_rays` rays per world, not blocked by articulations in `ignore`. Call in the task's `__init__`."""
 
     def camera(self, name: str) -> CameraImages:
         """Return a camera's images, zero until the first `draw`. Call it in the task's `__init__`.
@@ -136,7 +136,7 @@ class Sim(MujocoTensors, ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Update body poses and velocities after writes to the state."""
+        """Update body poses, body velocities and current sensor readings after writes to the state or to parameters."""
 
     def draw(self) -> None:
         """Render the requested cameras that are due. `VecEnv` calls it once per control step, after the resets."""
@@ -170,7 +170,7 @@ class SimChoice:
 
 
 def choose_sim(name: str, device: torch.device) -> SimChoice:
-    """Resolve `sim=auto`; raise ConfigError if a named simulator does not run on the device."""
+    """Return the simulator for a `sim` setting, `auto` included; ConfigError if it does not run on the device."""
     if name == "auto":
         reason = "auto: CUDA device" if device.type == "cuda" else "auto: no CUDA device in use"
         return SimChoice(default_simulator(device.type).name, device, reason)

@@ -34,8 +34,8 @@ class Foot:
 
     Attributes:
         item: `body:<name>` or `geom:<name>`.
-        sole: Lowest point in the standing pose, in the body's frame [m].
-        place: Position of the lowest point relative to the root: forward, left [m].
+        sole: Centre of the foot's shapes, moved down to their lowest point in the standing pose; body frame [m].
+        place: Horizontal position of `sole` relative to the root: forward, left [m].
     """
 
     item: str
@@ -51,13 +51,13 @@ class LeggedRobot:
     Attributes:
         torso: Body to keep upright.
         imu: IMU site, if any.
-        pose: Joint positions of the standing pose [rad].
+        pose: Joint positions of the standing pose [rad or m].
         height: Height of the root in the pose [m].
         motors: Armature [kg m^2] and maximum torque [N m] of each joint.
         scales: Action scale of joints whose armature was guessed from a load [rad].
         knees: Second pitch joint of each leg.
         pitches: Other leg joints about the y axis.
-        notes: Guessed values, one line each.
+        notes: Descriptions of guessed values, one line each.
     """
 
     root: str
@@ -84,10 +84,10 @@ class LeggedRobot:
 
 
 def read_legged(scene: Scene, name: str, feet: Sequence[str] = ()) -> LeggedRobot:
-    """Infer the data for a walking task; raise TaskError if the robot has no floating base or no identifiable feet.
+    """Infer the data for a walking task; TaskError without a floating base or feet, or if joints are coupled.
 
-    `feet` are bodies or shapes; by default limb ends named like feet, else the lowest limb ends. The pose is the
-    scene's reference pose if any joint is nonzero; otherwise the legs are bent, with each foot below its hip.
+    `feet` are bodies or shapes; default: limb ends with a name such as foot or toe, else the lowest limb ends. The pose
+    is the scene's reference pose if any joint is nonzero; otherwise the legs are bent, with each foot below its hip.
     """
     return _Reader(scene, name).read(feet)
 
@@ -107,7 +107,7 @@ class _Reader:
         self.joints: list[int] = np.flatnonzero(moving).tolist()
         for first in model.eq_obj1id[model.eq_type == mujoco.mjtEq.mjEQ_JOINT].tolist():
             problem = f"joint {self.name('joint', first)!r} is coupled to another joint and cannot have its own motor"
-            raise TaskError(problem, hint="Try removing this equality constraint from the file")
+            raise TaskError(problem, hint="Try removing the joint's equality constraint from the file")
         touches = (model.geom_contype | model.geom_conaffinity) > 0
         self.shapes = [g for g in range(model.ngeom) if self.body_of[g] in self.bodies and touches[g]]
 
@@ -170,7 +170,7 @@ class _Reader:
         return feet
 
     def inferred_feet(self) -> dict[str, list[int]]:
-        """Return the shapes of inferred feet: limb ends named like feet, else the lowest limb ends."""
+        """Return the shapes of each foot by `Foot.item`: limb ends with a name such as foot, else the lowest ones."""
         model, weld = self.model, self.model.body_weldid
         inner = {weld[model.body_parentid[i]] for i in self.bodies if weld[model.body_parentid[i]] != weld[i]}
         ends: dict[int, list[int]] = {}  # shapes of each rigid group at the end of a limb
@@ -188,7 +188,7 @@ class _Reader:
             matches = [shapes for group, shapes in ends.items() if heights[group] <= limit]
         if len(matches) < 2:
             limbs = [self.name("body", group) for group in ends]
-            problem = f"fewer than two of the limb ends {limbs} are close to the ground or named like foot or toe"
+            problem = f"fewer than two of the limb ends {limbs} are near the ground or have a name like 'foot' or 'toe'"
             raise TaskError(f"cannot identify the feet: {problem}", hint="Try --feet left_foot,right_foot")
         feet = {}
         for shapes in matches:
@@ -231,7 +231,7 @@ class _Reader:
         return Foot(item=item, body=self.name("body", body), sole=sole, place=(float(x), float(y)))
 
     def above(self, body: int) -> list[int]:
-        """Return the joints between the root and a body, starting at the root."""
+        """Return the joints that connect a body to the root, starting at the root."""
         chain = []
         while body != self.root:
             chain.append(body)
@@ -300,13 +300,13 @@ class _Reader:
             if armature == 0.0:
                 stiff = heaviest[effort] / (SAG * (2.0 * math.pi * SERVO_HZ) ** 2)
                 motors[j], without = (max(ARMATURE * effort, stiff), effort), without + 1
-                if stiff > ARMATURE * effort:  # a quarter of the maximum torque would hardly move the joint
+                if stiff > ARMATURE * effort:  # the default action scale would hardly move the joint
                     self.scales[self.name("joint", j)] = SCALE
         if unknown:
-            self.notes.append(f"{unknown} joints have no maximum torque in the file: estimated it from their loads")
+            self.notes.append(f"{unknown} joints have no maximum torque in the file: estimated from their loads")
         if without:
-            guess = f"{ARMATURE:g} x maximum torque, or more where the servo would sag by {SAG:g} rad"
-            self.notes.append(f"{without} joints have no armature in the file: set it to {guess}")
+            guess = f"{ARMATURE:g} x maximum torque, or more to limit the servo's sag to {SAG:g} rad"
+            self.notes.append(f"{without} joints have no armature in the file: set to {guess}")
         return {self.name("joint", j): tuple(float(f"{x:.4g}") for x in motor) for j, motor in motors.items()}  # type: ignore[misc]
 
     def loads(self, feet: list[list[int]]) -> dict[int, float]:
@@ -321,7 +321,7 @@ class _Reader:
         return {j: abs(float(torque[model.jnt_dofadr[j]])) for j in self.joints}
 
     def effort(self, joint: int) -> float | None:
-        """Return a joint's maximum torque [N m]: its actuator's limit, else its own; None if there is no limit."""
+        """Return a joint's maximum torque [N m]: the actuator's limit, else the joint's; None if there is neither."""
         model = self.model
         for a in range(model.nactuator):
             if model.actuator_trntype[a] != _JOINT or model.actuator_trnid[a, 0] != joint:

@@ -19,7 +19,7 @@ _THIN = 1e-3  # minimum half size of the box that replaces a flat collision mesh
 
 
 def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
-    """Load a mesh's file into vertices [m] and faces; ValueError if it is unreadable or trimesh is missing.
+    """Read a file into the vertices [m] and faces of `mesh`; ValueError if it is unreadable or trimesh is missing.
 
     As in ROS, a Collada file's `<unit>` applies, but its `<up_axis>` is ignored.
     """
@@ -37,7 +37,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
         def get(self, name: str) -> bytes:
             path = file.parent / name
             if path.suffix.lower() != ".bin" or not path.is_file():
-                raise ValueError(f"no buffer {name!r}")
+                raise ValueError(f"glTF buffer {name!r} not found")
             regular_file(path, budgets.MESH_BYTES)
             return path.read_bytes()
 
@@ -60,7 +60,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
 
 
 def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Repair a mesh, giving it a volume if it `collides`; describe the change, or return "". ValueError on failure."""
+    """Repair a mesh, or box it if it `collides`; return a note on its bounding box, or "". ValueError on failure."""
     error = _compiles(mesh, file, collides)
     if error and mesh.file and "volume" not in error:
         read_by_trimesh(mesh, file)

@@ -40,7 +40,7 @@ def other_side(name: str) -> str:
 
 
 class MirrorImage:
-    """Permutations and signs of an articulation's elements, mirrored at its root's x-z plane in the reference pose.
+    """Permutations and signs that mirror an articulation's elements about its root's x-z plane in the reference pose.
 
     Attributes:
         bodies: Counterpart of each body, by name.
@@ -75,7 +75,7 @@ class MirrorImage:
         return TaskError(f"{self._name!r} has no mirror image about its x-z plane: {problem}")
 
     def _pair_bodies(self) -> dict[int, int]:
-        """Pair children of paired bodies by name, else by position; a rigid part may be its own counterpart."""
+        """Pair children of paired bodies by mirrored position, then name; unmatched rigid parts mirror themselves."""
         names, pos, model = self._names, self._pos, self._model
         partners = {self._root: self._root}
         for body in names:

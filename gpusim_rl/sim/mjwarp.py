@@ -123,7 +123,7 @@ class MjwarpSim(WarpSim):
         option = self._model.opt
         flags = option.disableflags
         for left in reversed(range(substeps)):
-            # Readings of a control step are those of its last physics step.
+            # A control step reports the readings of its last physics step.
             option.disableflags = flags | _NO_SENSORS if left and not self._stores_readings else flags
             mjw.step(self._model, self._data)
 

@@ -54,7 +54,7 @@ class MujocoSim(Sim):
         super().__init__(scene, num_envs, device)
         model = copy.copy(scene.model)
         model.opt.iterations, model.opt.ls_iterations = solver_limits(model.opt, cfg)
-        # C MuJoCo would silently reset a diverged world. Only on this copy: MuJoCo Warp rejects the flag.
+        # Otherwise C MuJoCo silently resets diverged worlds. The flag is set on a copy: MuJoCo Warp rejects it.
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         if not scene.steps_compute_sensors:
             model.opt.disableflags |= _NO_SENSORS
@@ -87,7 +87,7 @@ class MujocoSim(Sim):
         self._current: Tensor | None = None  # sensors in the current state
         self._flags: np.ndarray | None = None  # disable flags per world, if only `_forward` computes sensors
 
-        # Masks of worlds: state, mocap bodies or parameters written since they were last read; reset by the last call.
+        # Masks of worlds with unread writes to the state, mocap bodies or parameters, and of worlds last `reset`.
         masks = np.zeros((4, num_envs), dtype=bool)
         self._written, self._moved, self._stale, self._reset = masks
         self._written_mask, self._moved_mask, self._stale_mask, self._reset_mask = torch.from_numpy(masks).unbind()
@@ -106,7 +106,7 @@ class MujocoSim(Sim):
         self._mocap_start = mocap_start(model)
         pos, quat = (torch.from_numpy(each).repeat(num_envs, 1, 1) for each in self._mocap_start)
         self.mocap_pos, self.mocap_quat = pos, quat
-        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # like `_inputs`, but body poses update immediately
+        self._mocap: list[tuple[np.ndarray, np.ndarray]] = []  # inputs that body poses depend on
         self._inputs = [(self._batch.bind("ctrl"), self.ctrl.numpy())]
         self._waiting, self._waiting_controls = delayed_controls(model)
         if self._waiting:
@@ -132,7 +132,7 @@ class MujocoSim(Sim):
     def _bind(self, field: str, outputs: list[tuple[np.ndarray, np.ndarray]], name: str | None = None) -> Tensor:
         try:
             output = self._batch.bind(field)
-        except RuntimeError as error:  # MuJoCo does not name a failed allocation
+        except RuntimeError as error:  # MuJoCo's message for a failed allocation
             if "unknown exception" not in str(error):
                 raise
             raise MemoryError(f"MuJoCo cannot allocate {field} for all envs") from None
@@ -271,7 +271,7 @@ class MujocoSim(Sim):
             np.copyto(target, source)
 
     def _saved(self) -> dict[str, Tensor]:
-        """Return views of the checkpointed tensors except parameters."""
+        """Return views of the checkpointed tensors, without parameters and camera images."""
         return {
             "state": torch.from_numpy(self._state),
             "mirror": torch.from_numpy(self._mirror),

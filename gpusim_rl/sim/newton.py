@@ -100,7 +100,7 @@ class NewtonSim(WarpSim):
 
     def _expand(self, field: str) -> Tensor:
         values = super()._expand(field)
-        if FIELDS[field].pictures or field in LIMITED:  # meaningless without a limit
+        if FIELDS[field].pictures or field in LIMITED:  # rendering only, or meaningless without a limit
             return values
         expected = torch.as_tensor(model_values(self.scene.model, field), dtype=torch.float32).to(self.device)
         if FIELDS[field].of == "geom":  # values of all geoms, copied to the solver's `_geoms` after each write

@@ -14,7 +14,7 @@ from gpusim_rl.sim.scene import Scene
 
 _OTHER_COUNTS = re.compile(  # counts that may differ, and why
     "ngeom|nmesh.*|npolygonmax|nbvh.*|noct"  # geoms that touch nothing are left out
-    "|nC"  # zeros of the mass matrix
+    "|nC"  # sparsity of the mass matrix
     "|nsensor.*"  # not imported, see `NewtonSim`
     "|ncam|nlight|nmat|ntex.*|nskin.*|nkey|nuser.*|nnumeric.*|ntuple.*"  # unused by physics
     "|nnames.*|npaths|nbuffer|narena|nconmax|njmax"  # names and memory
@@ -90,7 +90,7 @@ def _check_array(name: str, prefix: str, model: mujoco.MjModel, solver: Any) -> 
     if name in ("pair_geom1", "pair_geom2"):
         expected = np.searchsorted(collided_geoms(model), expected)
     if expected.shape != actual.shape or not expected.size:
-        return  # a count differs
+        return  # `check_import` reports the count
     expected, actual = (values.reshape(len(values), -1) for values in (expected, actual))
     if name.endswith("quat"):  # q and -q are the same orientation
         actual *= np.where((actual * expected).sum(axis=1, keepdims=True) < 0.0, -1.0, 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 from gpusim_rl.errors import TaskError, did_you_mean
 from gpusim_rl.settings.schema import SimConfig
 
-# In the order of MuJoCo's MJOPTION_FIELDS, each a bit of `MjSpec.authored.option`. None: the time step, and `_FLAGS`.
+# In the order of MuJoCo's MJOPTION_FIELDS, each a bit of `MjSpec.authored.option`. None: the time step, and the flags.
 _FIELDS = (
     *(None, "impratio", "tolerance", "ls_tolerance", "noslip_tolerance", "ccd_tolerance", "sleep_tolerance"),
     *("gravity", "wind", "magnetic", "density", "viscosity", "o_margin", "o_solref", "o_solimp", "o_friction"),
@@ -34,7 +34,7 @@ ON_WARP = (12, 20)  # limits on Warp where a scene has the defaults: all worlds 
 
 
 def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int] = USUAL) -> tuple[int, int]:
-    """Return solver and line-search iteration limits: settings, else the scene's; `usual` replaces MuJoCo defaults."""
+    """Return solver and line-search iteration limits: settings, else the scene's, with `usual` in place of defaults."""
     iterations, ls_iterations = (
         replacement if limit == default else limit
         for limit, default, replacement in zip((scene.iterations, scene.ls_iterations), USUAL, usual, strict=True)
@@ -62,7 +62,7 @@ class SceneOption:
     def __setattr__(self, name: str, value: Any) -> None:
         known = [field for field in dir(self._spec.option) if not field.startswith("_")]
         if name == "timestep":
-            raise TaskError("cannot set scene.option.timestep: it is 1 / physics_hz", hint="Try task.physics_hz")
+            raise TaskError("cannot set scene.option.timestep: it is 1 / physics_hz", hint="Set task.physics_hz")
         if name not in known:
             raise TaskError(f"scene.option has no field {name!r}", hint=did_you_mean(name, known))
         setattr(self._spec.option, name, value)

@@ -90,7 +90,7 @@ class Param:
 
     @property
     def value(self) -> Float[Tensor, "envs ..."]:
-        """Copy of the current values, shape [num_envs, elements, ...]."""
+        """Copy of the current values, shape [num_envs, elements, ...]; [num_envs, 3] for gravity."""
         return read_columns(self._values, self._columns).to(torch.float32, copy=True)
 
     def set(self, value: Float[Tensor, "envs ..."], where: Bool[Tensor, " envs"], column: int | None = None) -> None:

@@ -111,7 +111,7 @@ def _fix_base(spec: mujoco.MjSpec, fixed: bool) -> None:
     elif not fixed and joint is None:
         if base.joints:
             names = [joint.name for joint in base.joints]
-            raise TaskError(f"cannot free base {base.name!r}, which has joints {names}", key="fixed_base=False")
+            raise TaskError(f"cannot free base {base.name!r}, which already has joints {names}", key="fixed_base=False")
         base.add_freejoint(name="root")
 
 

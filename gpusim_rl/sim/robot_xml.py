@@ -52,13 +52,13 @@ def bounded_memory() -> Iterator[None]:
         failed = "allocate memory" in str(error) or "unknown exception" in str(error).lower()  # MuJoCo's wording
         if not (failed or isinstance(error, MemoryError)):
             raise
-        raise ValueError(f"reading the file requires more than {budgets.ROBOT_BYTES >> 20} MB of memory") from None
+        raise ValueError(f"requires more than {budgets.ROBOT_BYTES >> 20} MB of memory") from None
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 def regular_file(path: Path, limit: int = budgets.ASSET_BYTES) -> None:
-    """Raise TaskError for a path that is not a regular file (e.g. a pipe), is too large, or is a Git LFS pointer."""
+    """Raise TaskError if an existing file is not regular (e.g. a pipe), is too large, or is a Git LFS pointer."""
     if not path.is_file():
         if path.exists():
             raise TaskError("not a regular file", key=str(path), hint="Try copying its content to a regular file")

@@ -143,7 +143,7 @@ class Scene:
         friction: Sequence[float] = (1.0, 0.005, 0.0001),
         name: str = "ground",
     ) -> None:
-        """Add a height field shared by all worlds, and a light. See `add_terrain` for the minimum size of feet.
+        """Add a height field shared by all worlds, and a light. See `add_terrain` for the minimum foot radius.
 
         Args:
             heights: Heights [m], shape [x, y], or a PNG file (right is +x, top is +y).
@@ -409,7 +409,7 @@ class Scene:
         groups: Sequence[int] = (0, 1, 2),
         samples: int = 1,
     ) -> None:
-        """Add a camera for `Sim.camera(name)`: images of every world, rendered on demand.
+        """Add a camera for `Sim.camera(name)`: images of every world, rendered only if a task requests them.
 
             scene.add_camera("side", pos=(0.0, -3.0, 1.0), target=(0.0, 0.0, 0.5), size=(84, 84))
             scene.add_camera("wrist", body="arm/hand", pos=(0.05, 0.0, 0.0), outputs=("rgb", "depth"))

@@ -80,7 +80,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
     stated = {joint.get("name", ""): joint.find("limit") for joint in robot.findall("joint")}
     limits = {name: float(limit.get("velocity", "nan")) for name, limit in stated.items() if limit is not None}
     limits = {name: speed for name, speed in limits.items() if speed > 0.0}  # some exporters write 0 for no limit
-    notes["links that overlap when all joints are at 0, so they never collide"] = _exclude_overlaps(spec)
+    notes["collisions disabled between links that overlap when all joints are at 0"] = _exclude_overlaps(spec)
     return spec, limits, [f"{file}: {kind}: {_joined(lines)}" for kind, lines in notes.items() if lines]
 
 
@@ -124,7 +124,7 @@ def _tidy_joints(robot: ElementTree.Element, tidied: list[str], left_out: list[s
             axis.set("xyz", "1 0 0")
         if mimic is not None and mimic.get("joint", joint.get("name")) == joint.get("name"):
             joint.remove(mimic)
-            left_out.append(f"{_name(joint)}: <mimic> without another joint")
+            left_out.append(f"{_name(joint)}: <mimic> that names no other joint")
 
 
 def _read(robot: ElementTree.Element) -> mujoco.MjSpec:
@@ -210,7 +210,7 @@ def _exclude_overlaps(spec: mujoco.MjSpec) -> list[str]:
 
 
 def _empty_links(robot: ElementTree.Element) -> None:
-    """Make links without `<inertial>` massless if a link rigidly attached to them has a mass.
+    """Make colliding links without `<inertial>` massless if a link rigidly attached to them has a mass.
 
     ROS's KDL ignores a root link's inertia, so files put it in a fixed child.
     """
@@ -265,7 +265,7 @@ def _mend_inertia(link: ElementTree.Element, moves: bool) -> str:
 def _check_shapes(
     link: ElementTree.Element, file: Path, folder: Path, packages: Mapping[str, str | Path], notes: dict[str, list[str]]
 ) -> None:
-    """Resolve a link's meshes; remove empty shapes, and if there is a collision shape, visuals with missing meshes."""
+    """Resolve a link's meshes; remove empty shapes, and visuals with missing meshes if there is a collision shape."""
     name, left_out = link.get("name", ""), notes["left out"]
     for shape in (*link.findall("collision"), *link.findall("visual")):
         kind, reason = shape.find("geometry/*"), ""

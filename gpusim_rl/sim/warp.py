@@ -91,7 +91,7 @@ _apart: list[Callable[[Callable[[], None]], None]] = []
 
 @contextmanager
 def defer_launches(take: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Pass launches of `WarpGraphs` to `take`, which runs them later: a torch capture must not include them."""
+    """Within the block, pass launches of `WarpGraphs` to `take`, to run later: torch captures must not include them."""
     _apart.append(take)
     try:
         yield
@@ -154,7 +154,7 @@ class WarpGraphs:
         self._in_torch_graphs.clear()
 
     def synchronize(self) -> None:
-        """Wait for the device: after construction, work moves from Warp's stream to torch's."""
+        """Wait for the device. Required after construction, when work moves from Warp's stream to torch's."""
         wp.synchronize_device(self._warp_device)
 
     def _capture(self, key: Hashable, body: Callable[[], None]) -> None:

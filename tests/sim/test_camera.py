@@ -501,7 +501,7 @@ def test_insufficient_camera_memory_is_reported(name, monkeypatch):
     scene.add_camera("large", pos=(0, -4, 2), size=(400, 500), outputs=ALL)
     sim = make(name, scene, 8)
     sim.camera("eye")
-    with pytest.raises(MemoryError, match=r"'large' .* 0\.0432 GB .* 0\.005 GB"):
+    with pytest.raises(MemoryError, match=r"'large' .* 0\.0432 GB .* 0\.00452 GB"):
         sim.camera("large")
 
 
