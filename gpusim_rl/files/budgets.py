@@ -1,4 +1,4 @@
-"""Budgets for reading untrusted files, one per format (docs/security.md)."""
+"""Limits for reading untrusted files, by format (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ METRICS_COLUMNS = 4096  # columns of metrics.csv; ours have about 60
 LINE_BYTES = 1 << 20  # length of a csv line; 100 columns take about 2 kB
 COPIED_BYTES = 1 << 30  # size of a damaged file to copy before replacing it
 CLIP_BYTES = 256 << 20  # size of a motion clip, packed and unpacked; 10 minutes of a humanoid at 50 Hz take 60 MB
-RESAMPLED_BYTES, RESAMPLED_RATIO = 32 << 20, 10  # size of a clip at a task's rate, or multiple of its file's, if larger
+RESAMPLED_BYTES, RESAMPLED_RATIO = 32 << 20, 10  # size of a resampled clip, or multiple of the file size, if larger
 DEMONSTRATIONS_BYTES = 2 << 30  # size of demonstrations, packed and unpacked; 10 million steps of HalfCheetah take 1 GB
 UNPACKED_BYTES, UNPACKED_RATIO = 64 << 20, 100  # size of an npz file's arrays, or multiple of the file size, if larger
 DIRECTORY_BYTES = 8 << 20  # size of an archive's entry list: about 100,000 entries, for which Python needs 100 MB

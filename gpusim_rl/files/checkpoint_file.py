@@ -110,7 +110,7 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
         try:
             payload = torch.load(copy, map_location="cpu", weights_only=True)
         except Exception:  # torch's reader fails on invalid bytes in a dozen ways, none of them informative
-            raise ConfigError(f"cannot read checkpoint {path}: not a checkpoint") from None
+            raise ConfigError(f"cannot read checkpoint {path}: torch cannot load it") from None
         copy.seek(-DIGEST_SIZE, 2)
         digest = copy.read().decode()
     version = payload.get("format") if isinstance(payload, dict) and "gpusim_rl" in payload else None
@@ -118,7 +118,7 @@ def load_with_digest(path: Path) -> tuple[dict[str, Any], str]:
         raise ConfigError("not a gpusim_rl checkpoint", key=str(path))
     if version != FORMAT:
         problem = f"written in format {version} by gpusim_rl {payload['gpusim_rl']}"
-        expected, hint = f"format {FORMAT} (gpusim_rl {__version__})", "Try the commit in the run's env.json"
+        expected, hint = f"format {FORMAT} (gpusim_rl {__version__})", "Try the gpusim_rl commit in the run's env.json"
         raise ConfigError(problem, key=f"checkpoint {path}", expected=expected, hint=hint)
     if not _is_small(payload):
         raise _foreign(path, "too many values")
@@ -145,7 +145,7 @@ def digest_of(path: Path) -> str | None:
 
 
 def _in_memory() -> IO[bytes]:
-    """Make an anonymous file. torch reads it without the GIL, unlike a BytesIO, so other threads keep running."""
+    """Return an anonymous file, in memory on Linux; unlike a BytesIO, torch reads it without holding the GIL."""
     return os.fdopen(os.memfd_create("checkpoint"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
@@ -171,7 +171,7 @@ def _damaged(path: Path) -> ConfigError:
     if good := next(filter(is_whole, newest_first(path.parent.glob("*.pt"))), None):
         new = "" if good.name == "last.pt" else "; training from this file starts a new run folder"
         advice = shlex.quote(f"checkpoint={good}")
-        hint = f"The newest intact checkpoint in the folder is {good.name}: try {advice} (tools: its path{new})"
+        hint = f"The newest intact checkpoint is {good.name}: try {advice} (for a tool, pass only the path{new})"
     problem = f"cannot read checkpoint {path}: damaged, or not a gpusim_rl checkpoint (SHA-256 mismatch)"
     return ConfigError(problem, hint=hint)
 

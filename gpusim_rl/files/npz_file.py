@@ -43,7 +43,7 @@ def load(path: Path, limit: int, names: Container[str] | None = None) -> tuple[d
     except ConfigError:
         raise
     except Exception as error:  # zip and numpy fail on invalid bytes in a dozen ways
-        raise ConfigError(f"not an npz file: {first_line(error)}", key=str(path)) from None
+        raise ConfigError(f"invalid npz file: {first_line(error)}", key=str(path)) from None
 
 
 def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _read(file: IO[bytes], path: Path, budget: int, names: Container[str] | None
                 while block := packed.read(BLOCK):
                     left -= len(block)
                     if left < 0:
-                        raise ConfigError("too large", key=str(path), expected=f"at most {budget} bytes unpacked")
+                        raise ConfigError("data too large", key=str(path), expected=f"at most {budget} bytes unpacked")
                     content += block
             arrays[name] = _array(memoryview(content))
     return arrays

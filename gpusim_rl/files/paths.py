@@ -25,7 +25,7 @@ def checkout() -> Path | None:
 
 
 def cfg_dir() -> Path:
-    """Return the folder of config.yaml and the settings groups."""
+    """Return the folder of config.yaml and the config groups."""
     return _shipped("cfg")
 
 
@@ -44,7 +44,7 @@ def from_home(name: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError as error:
-        raise ConfigError(str(error).rstrip("."), key=name, hint="Try a full path") from None
+        raise ConfigError(str(error).rstrip("."), key=name, hint="Try an absolute path") from None
 
 
 def robot_file(name: str) -> str | Path:
@@ -56,7 +56,7 @@ def robot_file(name: str) -> str | Path:
     file = assets_dir() / f"{name}.xml"
     if not file.is_file():
         hint = did_you_mean(name, [path.stem for path in assets_dir().glob("*.xml")])
-        hint += " Or use path/to/robot.xml or menagerie:<robot>"
+        hint += " For other robots, try path/to/robot.xml or menagerie:unitree_go1"
         raise ConfigError(f"no robot {name!r} in tasks/assets", hint=hint)
     return file
 
@@ -149,7 +149,7 @@ def _without_last(run: Path) -> ConfigError:
     if checkpoints := [file for file in (run / "checkpoints").glob("*.pt") if file.is_file()]:
         newest = newest_first(checkpoints)[0]
         hint = f"The newest checkpoint in the folder is {newest.name}: try {shlex.quote(f'checkpoint={newest}')}"
-        hint += " (tools: its path; training from this file starts a new run folder)"
+        hint += " (for a tool, pass only the path; training from this file starts a new run folder)"
         return ConfigError(f"checkpoints/last.pt is missing from {run}", hint=hint)
     ended = " (the run ended before saving one, or has just started)" if (run / "config.yaml").is_file() else ""
     return ConfigError(f"no checkpoint in {run}{ended}: expected checkpoints/last.pt, found {_contents(run)}")
@@ -175,12 +175,12 @@ def _resolve(name: str, runs: str | Path, patterns: Sequence[str]) -> Path:
 
 
 def _latest(group: Path, base: Path, patterns: Sequence[str]) -> Path:
-    """Return the latest run of a task or experiment with a file that matches `patterns`, skipping crashed runs."""
+    """Return the newest run of a task or experiment that has a file matching `patterns`; `latest` if there is none."""
     latest, folder = (group / "latest").resolve(), group.resolve()
     in_experiment = folder.parent == base.resolve() == latest.parent.parent  # a task's run in an experiment's folder
     if latest.parent != folder and not in_experiment:
         problem = f"{group}/latest points to {latest}, outside the folder"
-        raise ConfigError(problem, hint="Try the path of a run folder")
+        raise ConfigError(problem, hint="Try the path of a run folder instead")
 
     def trained(run: Path) -> bool:
         return any(file.is_file() for pattern in patterns for file in run.glob(pattern))
@@ -207,7 +207,7 @@ def complete_run(typed: str, runs: str | Path = "runs") -> list[str]:
 
 
 def _nearest(name: str, path: Path, runs: str | Path) -> str:
-    """Return a hint that lists the runs in the nearest folder, with a suggestion."""
+    """Return a hint that lists the runs in the nearest existing folder and suggests a similar name."""
     nearest = Path(runs) if "/" not in name else next(parent for parent in path.parents if parent.is_dir())
     contents = _contents(nearest, _leads_to_run) if nearest.is_dir() else "no run yet"
     hint = did_you_mean(name, run_names(runs))
@@ -227,7 +227,7 @@ def from_here(path: Path) -> Path:
 
 
 def _contents(folder: Path, counts: Callable[[Path], bool] | None = None, limit: int = 6) -> str:
-    """List a folder's entries that `counts` accepts, newest first."""
+    """Return the names of up to `limit` entries of a folder that `counts` accepts, newest first."""
     entries = sorted(folder.iterdir(), key=lambda entry: entry.lstat().st_mtime, reverse=True)
     names = [entry.name for entry in entries if entry.name[0] != "." and (counts is None or counts(entry))]
     return (", ".join(names[:limit]) + (", …" if len(names) > limit else "")) or ("no run" if counts else "nothing")

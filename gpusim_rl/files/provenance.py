@@ -57,7 +57,7 @@ def installed_version(package: str) -> str | None:
 
 
 def check_versions(needed_by: str, needs: Sequence[str], advice: str = "") -> None:
-    """Raise ConfigError if an installed package violates `needs`; `advice` extends the pip command."""
+    """Raise ConfigError if an installed package violates `needs`; `advice` follows the pip command in the hint."""
     for need in needs:
         requirement = Requirement(need)
         version = installed_version(requirement.name)
@@ -75,7 +75,7 @@ def _cpu_model() -> str:
 
 
 def git_state(*exclude: Path) -> tuple[dict[str, Any] | None, bytes]:
-    """Return `{"sha", "dirty"}` and the diff of the checkout (else of the current folder), without `exclude`.
+    """Return `{"sha", "dirty"}` and the diff of the checkout (else the current folder), without paths in `exclude`.
 
     The diff includes new source files. Return None and an empty diff outside a repository, before its first commit, or
     without git.

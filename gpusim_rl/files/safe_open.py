@@ -128,7 +128,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a user's output like `replacing`: create the folder, and raise ConfigError on failure."""
+    """Write a file that a user requested: like `replacing`, but create the folder and raise ConfigError on failure."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -191,11 +191,11 @@ def refuse_link(path: Path) -> None:
 
 
 def _not_a_file(path: Path, mode: int) -> ConfigError:
-    kinds = {stat.S_IFLNK: "a link to another file", stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder"}
-    kind = kinds.get(stat.S_IFMT(mode), "not a regular file")
+    kind = {stat.S_IFIFO: "a named pipe", stat.S_IFDIR: "a folder"}.get(stat.S_IFMT(mode), "a link, device or socket")
     with suppress(OSError):  # not a link, or no longer a link
         kind = f"a link to {os.readlink(path)}"
-    return ConfigError(f"{path} is {kind}; a run folder may contain only files and folders", hint="Try removing it")
+    expected = "a regular file" if stat.S_ISDIR(mode) else "a regular file or folder"
+    return ConfigError(f"{path} is {kind}", expected=expected, hint="Try removing or replacing it")
 
 
 class _Dumper(yaml.SafeDumper):

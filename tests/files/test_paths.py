@@ -127,7 +127,7 @@ def test_missing_last_pt_suggests_the_newest_checkpoint(run_dir):
         (folder / name).write_bytes(b"x")
     os.utime(folder / "000050.pt", (0, 0))  # copies may have an old modification time
     for name in (str(run_dir), "Cartpole"):
-        with pytest.raises(ConfigError, match=r"last\.pt is missing from .* checkpoint=\S+/000050\.pt \(tools"):
+        with pytest.raises(ConfigError, match=r"last\.pt is missing from .* checkpoint=\S+/000050\.pt \(for a tool"):
             paths.find_checkpoint(name)
 
 

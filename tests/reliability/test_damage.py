@@ -93,7 +93,7 @@ def outcome(folder: Folder, name: str, damage: Callable[[bytes], bytes] | None) 
         line = the_error(done)
         assert name.rpartition("/")[2] in line, line
         if damage is not None and name.startswith("checkpoints/"):
-            (good,) = re.findall(r"try checkpoint=(\S+) \(tools", line)
+            (good,) = re.findall(r"try checkpoint=(\S+) \(for a tool", line)
             named = folder.root / good  # relative to the working directory
             assert named.read_bytes() == (folder.intact / named.relative_to(run)).read_bytes(), "damaged"
         return "rejected"
