@@ -40,9 +40,9 @@ class Child:
 
     Args:
         command: Program and arguments.
-        printed: Output file, opened for appending and reading, closed by `close`; None: an anonymous file.
-        talks: Whether stdin and stdout are pipes. Otherwise stdin is empty, and stdout goes to `printed`.
-        env: Environment variables; None inherits. `cwd` and `pass_fds` are passed to `Popen`.
+        printed: File for stderr and stdout, opened for appending and reading, closed by `close`; None: anonymous file.
+        talks: Whether stdin and stdout are pipes; otherwise stdin is empty.
+        env: Environment variables; None inherits the parent's. `cwd` and `pass_fds` are passed to `Popen`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Child:
         return lines[-1] if lines else ""
 
     def exit_reason(self) -> str:
-        """Wait for the process; return its last line of output, or the name of the signal that ended it."""
+        """Wait for the process; return the signal that ended it, else its last line of output, else its exit status."""
         status = self.process.wait()
         if status < 0:
             return signal.Signals(-status).name
@@ -128,7 +128,7 @@ class Child:
         return not late
 
     def kill(self) -> None:
-        """Kill the child and all processes in its session."""
+        """Kill the child and all processes in its process group."""
         if self.process.returncode is None:  # else its id may be reused
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

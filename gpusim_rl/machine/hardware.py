@@ -24,7 +24,7 @@ CGROUP_MOUNT = Path("/sys/fs/cgroup")
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs for this process: within affinity mask and cgroup quota, per torchrun worker."""
+    """Return the number of CPUs within affinity mask and cgroup quota, divided among the node's torchrun workers."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, min(count, int(quota) if quota else count) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -111,7 +111,7 @@ def memory_available_bytes() -> int:
 
 
 def _memory_cgroups() -> Iterator[tuple[Path, str, str, str]]:
-    """Yield folder, limit file, usage file and key of the file cache of each of this process's memory cgroups."""
+    """Yield folder, limit file, usage file and file-cache key for this process's memory cgroup and its parents."""
     v1 = "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
     v2 = "", "memory.max", "memory.current", "inactive_file"
     with suppress(OSError):

@@ -14,7 +14,7 @@ LIBRARY = re.compile(r"(^|(site|dist)-packages[/\\])(torch|warp|mujoco_warp|newt
 
 
 def short(file: str) -> str:
-    """Return a path relative to the working directory, or to `site-packages`."""
+    """Return a path relative to `site-packages` or the working directory if inside one of them, else unchanged."""
     _, installed, rest = file.rpartition("site-packages/")
     if installed:
         return rest
@@ -29,7 +29,7 @@ def describe(error: BaseException) -> str:
 
 
 def locate(frame: FrameType | None, library: str | None = None) -> str:
-    """Return `file:line` of the innermost frame in `library`, else outside all libraries, skipping `frame`'s file."""
+    """Return `file:line` of the innermost frame in `library`, else outside all libraries and `frame`'s file, or ""."""
     location = ""
     skipped = frame and frame.f_code.co_filename
     while frame is not None:

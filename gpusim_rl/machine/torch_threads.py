@@ -11,8 +11,8 @@ import torch
 from gpusim_rl.machine.hardware import available_cpus
 
 SMALL_ROWS = 8192
-"""Rows per thread in `VecEnv.step`: with fewer, spinning OpenMP threads take a sixth of a control step of 256 ants
-(benchmarks/updates/rollout_threads.json).
+"""Minimum rows per thread in `VecEnv.step`: with fewer, spinning OpenMP threads take a sixth of a control step of 256
+ants (benchmarks/updates/rollout_threads.json).
 """
 
 ROWS_PER_THREAD = 1024  # matrix rows that keep a thread busy in updates and rollouts (benchmarks/updates/few_rows.json)
