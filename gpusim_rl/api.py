@@ -78,7 +78,7 @@ def _with_envs(envs: Any, **settings: Any) -> RunSpec:
     cfg = spec.cfg
     others = {"actors": cfg.actors.engine, "eval.interval": cfg.eval.interval}
     for key in [*_env_keys(cfg), *(key for key, value in others.items() if value)]:
-        problem, hint = f"{key} has no effect on existing envs", f"Try task={task} env.id=..."
+        problem, hint = f"{key} has no effect on existing envs", f"Try without {key}, or train({task!r}, ...)"
         raise ConfigError(problem, key=f"train({name})", hint=hint)
     library: Any = spec.task_class
     adopted = library.adopt(envs, cfg.env, seed=max(0, cfg.seed))
@@ -118,7 +118,7 @@ def make_env(
     from gpusim_rl.run.devices import choose_devices
 
     if not issubclass(spec.task_class, Task):
-        raise ConfigError("another library's envs are vector envs: use them directly", key=f"make_env({task!r})")
+        raise ConfigError("not needed for vector envs of another library: use them directly", key=f"make_env({task!r})")
     use_available_cpus()
     tune_malloc()
     _, choice = choose_devices(cfg)
@@ -150,7 +150,7 @@ def load_spec(
     task_class: type[Any] | None = None,
     algorithm_class: type[Algorithm] | None = None,
 ) -> RunSpec:
-    """Load the classes of a composed config, unless they are passed, and check its settings."""
+    """Load the classes that a composed config names, unless passed, check its settings, and return both."""
     from gpusim_rl.env.task import Task, load_task_or_environment
     from gpusim_rl.learn.algorithm import load_algorithm_class
 

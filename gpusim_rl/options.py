@@ -35,7 +35,7 @@ def number(kind: type[int] | type[float], low: float, high: float = MAX) -> Call
 
 
 def listed(kind: Callable[[str], Any], choices: Iterable[str] = ()) -> Callable[[str], list[Any]]:
-    """Return an argparse type: sorted values of `A,B`, optionally in brackets as in settings."""
+    """Return an argparse type that parses `A,B`, or `[A,B]` as in settings, to a sorted list of unique values."""
 
     def parse(text: str) -> list[Any]:
         parts = {*text.strip("[]").split(",")}

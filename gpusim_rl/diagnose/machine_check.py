@@ -76,7 +76,7 @@ def memory_check(free_gb: float) -> Check:
 def gpu_checks(
     driver: dict[str, Any] | None, built_for: str | None, gpus: Sequence[Gpu], visible: str | None
 ) -> list[Check]:
-    """Check the driver's GPUs, given torch's CUDA version (None = CPU build) and CUDA_VISIBLE_DEVICES (`visible`)."""
+    """Check torch's GPUs, or find why there are none; `built_for`: CUDA version, `visible`: CUDA_VISIBLE_DEVICES."""
     checks = []
     for index, gpu in enumerate(gpus):
         text = f"cuda:{index} {gpu.name}, capability {gpu.capability}, {gpu.memory_gb:.0f} GB"

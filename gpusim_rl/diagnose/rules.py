@@ -240,7 +240,7 @@ def sums_bound(run: RunStats) -> Finding | None:
     """Find slow all-reduces, which wait for the slowest process."""
     if run.processes < 2 or run.sums is None or run.sums < 0.2:
         return None
-    problem = f"{run.processes} processes spend {_percent(run.sums)} of the time in sums, waiting for the slowest one"
+    problem = f"{run.processes} processes spend {_percent(run.sums)} of the time waiting for the slowest in all-reduces"
     size = run.minibatch_size
     fewer = (f"{run.algo}.minibatch_size={2 * size}",) if size and run.num_envs * run.horizon > size else ()
     rows = (f"log.interval={10 * run.log_interval}",) if run.log_cost >= 0.05 else ()

@@ -19,7 +19,7 @@ from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simu
 
 NEWEST = 500  # maximum rows read: a run is judged by its current behaviour
 WARM_UP_ROWS = 10  # maximum warm-up rows: kernels are compiled, graphs captured, memory allocated
-CAPTURED = 4  # warm-up iterations of CUDA graphs: the third captures, in the fourth the host runs ahead of the device
+CAPTURED = 4  # warm-up iterations of CUDA graphs: three eager calls, then the capture
 POSITIVE = {"num_envs", "processes", "local_processes", "horizon", "epochs", "minibatch_size"}  # divisors in rules
 POSITIVE |= {"physics_hz", "control_hz", "log_interval", "cpus"}
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
@@ -56,7 +56,7 @@ class RunStats:
     sim: str
     sim_device: str
     rl_device: str
-    graph_mode: str | None = None  # content of CUDA graphs: off, update, step or rollout
+    graph_mode: str | None = None  # mode of `GraphChoice`, such as rollout or off
     graph_reason: str = ""
     processes: int = 1  # number of learning processes
     local_processes: int = 1  # number of processes on the first process's machine
@@ -204,7 +204,7 @@ def read_rows(file: Path, most: int = sys.maxsize) -> list[Row]:
     if missing := [name for name in NEEDED if name not in content.columns]:
         raise ConfigError(f"no column {', '.join(missing)}", key=str(file))
     if content.damaged:
-        raise ConfigError(f"damaged line {content.damaged}", key=str(file), hint="Resume the run to repair it")
+        raise ConfigError(f"damaged line {content.damaged}", key=str(file), hint="Try resuming the run to repair it")
     if not content.lines:
         raise ConfigError("no rows", key=str(file), hint=LATER)
     rows: list[Row] = []

@@ -13,7 +13,7 @@ GAIN = 0.10  # minimum speed gain from doubling the envs that is worth the memor
 CLEARLY = 1.5  # minimum speedup that is worth another device
 SLOWER = 0.25  # slowdown with more envs that only other programs can explain
 MEMORY = 0.85  # maximum share of the memory for a recommended setting
-ENOUGH = 0.95  # share of the best speed that counts as the best
+ENOUGH = 0.95  # share of the maximum speed that is as good as the maximum
 BUSY = 90.0  # load of saturated CPUs [%]
 
 Points = Mapping[int, Measurement]  # keyed by number of envs (on one device), of processes or of actors
@@ -138,7 +138,7 @@ def efficiency(points: Points) -> dict[int, float]:
 
 
 def useful(points: Points) -> int | None:
-    """Return the smallest number of processes or actors within 5 % of the maximum speed; None without measurements."""
+    """Return the smallest number of processes or actors that reaches 95 % of the maximum speed; None if unmeasured."""
     speeds = {count: point.env_steps_per_s for count, point in _measured(points).items()}
     return next((count for count, speed in speeds.items() if speed >= ENOUGH * max(speeds.values())), None)
 

@@ -37,7 +37,7 @@ class Loop:
     device: torch.device  # of the learner
     iterate: Callable[[], None]  # runs one iteration: rollout, update and logging
     observe: Callable[[Callable[[str], AbstractContextManager[Any]]], None]  # like `PhaseTimer.observe`
-    library: str | None = None  # package in which source locations are found; None = first line outside of torch
+    library: str | None = None  # package to which source locations must belong; None = first line outside torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _audit_cuda(loop: Loop, iterations: int) -> Audit:
     loop.observe(around)
     events = _trace(loop, iterations)
     if not any(event.get("cat") == "kernel" for event in events):
-        hint = "Stop other profilers, or check NVreg_RestrictProfilingToAdminUsers"
+        hint = "Try stopping other profilers, or the driver option NVreg_RestrictProfilingToAdminUsers=0"
         raise ConfigError("the profiler recorded no kernels on this GPU", hint=hint)
     reading = read_events(events)
     locations = _sync_warnings(loop, iterations, phases)

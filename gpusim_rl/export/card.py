@@ -29,7 +29,7 @@ _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
 def describe(
     player: Player, model: ExportedPolicy, control: ControlMap | None, order: JointOrder | None
 ) -> dict[str, Any]:
-    """Return the card without files, errors and latencies; omit entries that the task does not declare."""
+    """Return the card without files, parity and latencies; omit entries that the task does not declare."""
     env = player.env
     card: dict[str, Any] = {
         "format": FORMAT,

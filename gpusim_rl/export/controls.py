@@ -14,7 +14,7 @@ from gpusim_rl.env import VecEnv
 from gpusim_rl.view.player import random_action
 
 STEPS = 64  # measured control steps per env
-TOLERANCE = 1e-5  # maximum deviation of a control, relative for values above 1; float32 rounds by 1e-7
+TOLERANCE = 1e-5  # maximum deviation of a control, relative for magnitudes above 1; float32 rounds by 1e-7
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ControlMap:
     scale: tuple[float, ...]  # control per action
     source: tuple[int, ...]  # action column of the actuator; 0 if `scale` is 0
     samples: int  # measured control steps
-    deviation: float  # largest deviation of a control, relative for values above 1
+    deviation: float  # largest deviation of a control, relative for magnitudes above 1
 
     def names(self, actuators: Sequence[str], num_actions: int) -> list[str] | None:
         """Return the actuator of each action column; None unless each drives exactly one."""

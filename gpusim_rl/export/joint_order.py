@@ -29,7 +29,7 @@ ORDERS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 @dataclass(frozen=True)
 class JointOrder:
-    """Vendor's order: scene index of each joint, actuator, action and observation column."""
+    """Vendor's joint order: scene indices of joints and actuators, task indices of actions and observation columns."""
 
     vendor: str
     joints: tuple[int, ...]
@@ -55,13 +55,13 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     known = max(ORDERS[vendor], key=lambda order: len(set(order) & set(names)))
     if sorted(known) != sorted(names):
         unknown, lacking = ([n for n in one if n not in two] for one, two in ((names, known), (known, names)))
-        problem = f"{vendor} has no joint like {unknown[:3]}" if unknown else f"the robot lacks {lacking[:3]}"
+        problem = f"{vendor} has no joint like {unknown[:3]}" if unknown else f"the robot lacks joints {lacking[:3]}"
         raise ConfigError(problem, key=key, hint=f"{hint}, and look up joints by name in policy.json")
     on_joint = model.actuator_trntype == mujoco.mjtTrn.mjTRN_JOINT
     driven = [int(model.actuator_trnid[a, 0]) if on_joint[a] else -1 for _, a in control_names(model)]
     terms = env.obs_terms.get("policy", ())
     if unknown := [term.name for term in terms if term.name not in sources] or not terms:
-        raise ConfigError(f"the task does not declare the `sources` of {unknown}", key=key)
+        raise ConfigError(f"the task does not declare the `sources` of {unknown or 'its observations'}", key=key)
     columns = () if control is None else control.source
     if control is None or sorted(driven) != joints or sorted(columns) != [*range(len(joints))]:
         raise ConfigError("the task does not have one action per joint", key=key, hint=hint)

@@ -59,7 +59,7 @@ class ExportedPolicy(nn.Module):
                 self.register_buffer(name, torch.tensor(getattr(control, name)))
 
     def forward(self, obs: Float[Tensor, "batch size"], *others: Tensor) -> tuple[Tensor, ...]:
-        """Return action, control if known, and next recurrent state, [layers, batch, units] each.
+        """Return action [batch, actions], control [batch, controls] if known, and next states [layers, batch, units].
 
         `obs` is the raw observation. `others` are the images, uint8 [batch, height, width, channels], then the
         recurrent state, which is zero at the start of an episode.
@@ -124,7 +124,7 @@ def write_torchscript(model: ExportedPolicy, size: int, file: Path) -> None:
 
 
 def write_int8(file: Path, quantized: Path) -> None:
-    """Write an ONNX file with 8-bit weights and dynamically quantised activations."""
+    """Convert an ONNX file to 8-bit weights and dynamically quantised activations."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quiet():
@@ -132,7 +132,7 @@ def write_int8(file: Path, quantized: Path) -> None:
 
 
 def write_numpy(file: Path, arrays: Path) -> bool:
-    """Write an ONNX file as arrays and a list of operations; return False if `policy.py` does not support one."""
+    """Convert an ONNX file to an npz of arrays and operations; return False if `policy.py` does not support one."""
     graph = onnx.load(file).graph
     nodes: list[list[Any]] = []
     for node in graph.node:

@@ -32,7 +32,7 @@ CALLS = 1000  # timed calls
 Arrays = tuple[np.ndarray, ...]
 Units = Sequence[np.ndarray | float]
 Function = Callable[..., Arrays]
-"""Map from observation and states, [layers, batch, units], to the outputs of `ExportedPolicy`."""
+"""Map from observations, images and states, [layers, batch, units], to the outputs of `ExportedPolicy`."""
 
 
 @dataclass(frozen=True)

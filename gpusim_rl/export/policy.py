@@ -81,7 +81,7 @@ class DeployedPolicy:
         }
 
     def act(self, obs: Mapping[str, Any] | Any) -> tuple[np.ndarray, dict[str, float]]:
-        """Return the action, and the control of each actuator by its joint: a servo's target [rad or m].
+        """Return the action, and the control of each actuator (a servo's target [rad or m]), keyed by joint name.
 
         Args:
             obs: Raw values of each term in its unit, without scale and history, and images by group, uint8 [height,

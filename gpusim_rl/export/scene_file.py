@@ -23,9 +23,9 @@ _CONTROLLED = ("gainprm", "biasprm", "gear", "ctrlrange", "forcerange", "delay")
 
 
 def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
-    """Write `scene.xml` with all digits, and `assets` with meshes, textures and height fields; return the model.
+    """Write `scene.xml` in full precision, and `assets` with meshes, textures and height fields; return the model.
 
-    Delays are rounded by `whole_steps` before compilation. Raise ConfigError if a file is missing or the XML differs.
+    Delays are rounded by `whole_steps` before compilation. Raise ConfigError if a file is missing or the model differs.
     """
     for actuator in spec.actuators:
         if actuator.nsample and not actuator.interp:

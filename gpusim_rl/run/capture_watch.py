@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from gpusim_rl.machine.source_location import locate
 
 LIFT = torch.ops.aten.lift_fresh.default  # called by torch.tensor(values)
-SHORT = 16  # maximum elements of tensors from torch.tensor whose values are compared
+SHORT = 16  # maximum number of elements up to which torch.tensor(values) is compared by value
 PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))  # argument types compared by value
-CHANGED = "a CUDA graph would repeat the captured one. Try a tensor, written in place"
+CHANGED = "a CUDA graph would repeat the captured call. Try a tensor, updated in place"
 
 
 class CaptureWatch(TorchDispatchMode):
@@ -79,15 +79,15 @@ class CaptureWatch(TorchDispatchMode):
         if (func, numbers, read) == expected:
             return
         if func is not expected[0]:
-            changed = f"runs, but {expected[0]} in the previous call"
+            changed = f"runs, but the previous call ran {expected[0] or 'no further operator'}"
         elif numbers != expected[1]:
             new, old = next((a, b) for a, b in zip(numbers, expected[1], strict=False) if a != b)
-            changed = f"uses {new}, but {old} in the previous call"
+            changed = f"uses {new}, but the previous call used {old}"
         else:
-            changed = "reads a different tensor than in the previous call"
+            changed = "reads a different tensor than the previous call"
         self.difference = f"{func} at {locate(sys._getframe()) or 'an unknown line'} {changed}: {CHANGED}"
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory, without its offset."""
+    """Return the address of a tensor's storage, which its views share."""
     return tensor.untyped_storage().data_ptr()

@@ -61,9 +61,9 @@ DIVERGENCE: Types = {
 }
 """Types of the entries of `diverged.pt` that a replay reads."""
 Warn = Callable[[str], None]  # shows a warning
-REPLAY = ("replay", "priorities")  # entries of an algorithm's state that belong to the envs that recorded them
+REPLAY = ("replay", "priorities")  # entries of an algorithm's state that are valid only for the envs that recorded them
 POLICY_KEYS = ("config", "obs_sizes", "num_actions", "policy")  # entries that a policy is loaded from
-EPISODES = "episodes"  # entry of an algorithm's state that belongs to the running episodes
+EPISODES = "episodes"  # entry of an algorithm's state that is valid only for the running episodes
 
 
 def load_for(spec: RunSpec) -> tuple[dict[str, Any] | None, str | None]:
@@ -252,7 +252,7 @@ class Checkpoints:
         return self._best_return if self._evaluations_decide else None
 
     def due(self, iteration: int, mean_return: float | None, long: bool = False) -> bool:
-        """Return whether to save after this iteration; if `long`, a signal would abort the next one."""
+        """Return whether to save after this iteration; wanted if iterations are `long`, since a signal aborts those."""
         if not self._writes:
             return False
         age_s = time.perf_counter() - self._saved_at

@@ -91,7 +91,7 @@ class Collector:
             changed = [name for name, value in now.items() if before.setdefault(name, value) != value]
             if changed:
                 names = ", ".join(sorted(f"{type(owner).__name__}.{name}" for name in changed)[:4])
-                text = "state is missing in checkpoints: %s changes. Try a tensor attribute, updated in place"
+                text = "state changes, but checkpoints do not save it: %s. Try a tensor attribute, updated in place"
                 logger.warning(text, names)
                 self._unsaved = []
 

@@ -59,7 +59,7 @@ class GraphChoice:
 
     mode: str
     reason: str
-    strict: bool = False  # whether a segment that a graph would freeze is an error, as the user chose the mode
+    strict: bool = False  # whether values that a graph would freeze are an error, as the user chose the mode
 
     def __str__(self) -> str:
         return f"{' and '.join(WORDS[segment] for segment in SEGMENTS[self.mode]) or 'off'} ({self.reason})"
@@ -93,8 +93,8 @@ class Graphs:
     """Runner of the segments of an iteration: on CUDA, each segment is captured into a torch graph, then replayed.
 
     A segment must use the same memory in every call, except in attributes of `stateful` objects (task, algorithm): a
-    reassigned tensor or tuple of tensors is copied to its old address. Numbers or addresses that differ between two
-    eager calls prevent the capture, since a graph would freeze them; `watch` compares those of all operators, too.
+    reassigned tensor or tuple of tensors is copied to its old address. A Python number in an attribute must not
+    change between calls, since a graph would freeze it; `watch` also compares the operators of two eager calls.
 
     A failed capture warns, restores state and generators, and falls back: from the rollout to the control step, then to
     the step in pieces (torch's and the simulator's graphs alternate: torch's contain no Warp loops), then to eager.
@@ -133,7 +133,7 @@ class Graphs:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Run the block on the capture stream, in order; it must contain all code around the segments."""
+        """Run the block, which must contain all code around the segments, on the capture stream, in stream order."""
         if self._stream is None:
             yield
             return
@@ -298,14 +298,14 @@ def _reason(error: BaseException) -> str:
 
 
 def _numbers(objects: Sequence[object]) -> dict[str, Any]:
-    """Return the Python numbers in attributes, by `Class.attribute`."""
+    """Return the Python numbers in the attributes of objects, keyed by `Class.attribute`."""
     items = [(f"{type(owner).__name__}.{name}", value) for owner in objects for name, value in vars(owner).items()]
     return {name: value for name, value in items if isinstance(value, (bool, int, float))}
 
 
 @contextmanager
 def in_place(objects: Sequence[object]) -> Iterator[None]:
-    """Copy tensor attributes that the block reassigns to their old addresses; restore all attributes on failure."""
+    """Write tensors that the block assigns to attributes into the old tensors; on failure, restore all attributes."""
     before = [dict(vars(stateful)) for stateful in objects]
     try:
         yield

@@ -24,7 +24,7 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
     if outside is not None:
         device = rl_device if outside.on_learners_device else torch.device("cpu")
         if cfg.sim.name != "auto" or cfg.sim_device not in (None, "auto", device.type):
-            raise ConfigError(f"sim and sim_device have no effect on envs of {outside.library}, which step on {device}")
+            raise ConfigError(f"sim and sim_device cannot be set for envs of {outside.library}, which step on {device}")
         return rl_device, SimChoice(NO_SIMULATOR, device, f"{outside.library}'s own")
     sim_device = find_device(cfg.sim_device or cfg.device, "sim_device" if cfg.sim_device else "device")
     if cfg.sim_device is None and cfg.sim.name != "auto" and SIMULATORS[cfg.sim.name].devices == ("cpu",):
@@ -33,10 +33,10 @@ def choose_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) 
 
 
 def choose_eval_devices(cfg: RunConfig, *, outside: type[Environment] | None = None) -> tuple[torch.device, SimChoice]:
-    """Choose the devices of evaluations during training: `eval_device`, else the CPU, or those of training.
+    """Choose the devices for evaluations during training: `eval_device` if set, else the CPU.
 
-    Two processes would share a GPU by time slices, which halves the speed of training during an evaluation. A simulator
-    or device of the user's choice is kept.
+    Two processes on one GPU share its time, which halves the speed of training during an evaluation. If the user chose
+    a simulator or `sim_device`, or the envs are another library's, the default is the training devices.
     """
     name = cfg.eval_device
     if name is None and outside is None and cfg.sim.name == "auto" and cfg.sim_device is None:

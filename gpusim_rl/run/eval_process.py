@@ -80,12 +80,12 @@ class EvalProcess:
         self._send({"checkpoint": str(file)})
 
     def poll(self, timeout_s: float = 0.0) -> Row | None:
-        """Return the result of the current evaluation if it arrives within `timeout_s`."""
+        """Return the current evaluation's result if it arrives within `timeout_s` [s]; on an error, set `failure`."""
         try:
             line = self._answers.get(block=timeout_s > 0, timeout=timeout_s)
         except queue.Empty:
             if self.evaluating is not None and self._child.silent_s > LONGEST_S:
-                self.evaluating, self.failure = None, f"one did not finish within {LONGEST_S:.0f} s"
+                self.evaluating, self.failure = None, f"an evaluation took over {LONGEST_S:.0f} s"
             return None
         iteration, self.evaluating = self.evaluating, None
         try:

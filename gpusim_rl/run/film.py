@@ -15,7 +15,7 @@ SMALL = ("--num-envs", "4", "--width", "640", "--height", "480")
 
 
 def film(run_dir: Path, flags: Sequence[str]) -> Path:
-    """Record the last checkpoint in a subprocess; return the video, or raise ConfigError with stderr's last line."""
+    """Record the last checkpoint in a subprocess; return the mp4, or raise ConfigError with stderr's last line."""
     command = [sys.executable, str(paths.tools_dir() / "record.py"), str(run_dir), *SMALL, *flags]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S)

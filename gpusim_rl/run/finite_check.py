@@ -18,7 +18,7 @@ from gpusim_rl.run.log_interval import LogRow
 
 FLAGS = {"check/obs": "an observation", "check/style": "an observation"}
 FLAGS |= {"check/reward": "a reward", "loss/value": "the loss"}
-PATIENCE = 3  # consecutive iterations without an update before the learner is restored; a single outlier costs one
+PATIENCE = 3  # consecutive iterations without an update before the learner is restored; an outlier can cost one
 
 
 class FiniteCheck:
@@ -41,7 +41,7 @@ class FiniteCheck:
             raise self._error(f"{place or FLAGS.get(first, first)}{ranks}", row.iterations)
 
     def check_samples(self, row: LogRow, num_envs: int, replay: str | None) -> None:
-        """Raise TaskError if every env diverged in every step of the interval; `replay`: command for the hint."""
+        """Raise TaskError if every env diverged in every step of the interval; `replay`: command to replay it."""
         if row.flags.get("check/valid", 1.0):
             return
         bad = row.numbers["sim/bad_actions"] == row.numbers["sim/diverged"]
@@ -50,7 +50,7 @@ class FiniteCheck:
             hint = "Try a lower learning rate" if bad else "Try running the env without a policy"
         else:
             cause = "actions or controls are NaN or infinite" if bad else "physics diverged"
-            advice = "debug.check_task=true to locate the first one" if bad else "a higher task.physics_hz"
+            advice = "debug.check_task=true to locate the first such value" if bad else "a higher task.physics_hz"
             hint = f"Try {advice}. To replay the first failure: {replay}"
         problem = f"all {num_envs} envs failed in every step of {_when(row.iterations)}: {cause}"
         raise TaskError(problem, key=self._task_name, hint=hint)

@@ -1,4 +1,4 @@
-"""Search for tensors and random generators in an object, its containers and nested objects, without reading values.
+"""Search for tensors and random generators in an object and what it contains, without reading tensor values.
 
 For `debug.check_device=true`: torch silently copies host scalars, and its device errors do not name the tensor.
 """
@@ -104,7 +104,7 @@ def devices_checked(*owners: tuple[str, object, torch.device], enabled: bool) ->
 def _held(
     node: Any, kind: type[T], device: torch.device, path: str = "", seen: dict[int, object] | None = None
 ) -> Iterator[tuple[str, T, torch.device]]:
-    """Yield each object of a kind with its path and expected device: the `device` of the innermost enclosing object."""
+    """Yield each object of a kind with its path and expected device: the innermost enclosing object's `device`."""
     seen = {} if seen is None else seen
     if isinstance(node, PLAIN) or id(node) in seen:
         return

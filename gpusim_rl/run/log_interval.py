@@ -53,7 +53,7 @@ class LogIntervals:
         self._added |= numbers
 
     def end(self, iteration: int, env_steps: int, elapsed_s: float, extra: Mapping[str, Tensor]) -> list[LogRow]:
-        """End an interval, adding device scalars `extra` to its row; return rows that arrived (`Metrics.flush`)."""
+        """End an interval, adding device scalars `extra` to its row; return arrived rows (`Metrics.flush`)."""
         numbers: Row = {"iteration": iteration, "env_steps": env_steps, "time/elapsed_s": elapsed_s, **self._added}
         numbers |= self._collector.numbers()
         self._added = {}
@@ -88,7 +88,7 @@ class LogIntervals:
             self._monitor.close()
 
     def _wait(self) -> None:
-        """Wait for the device outside the `log` phase: on CUDA the host runs one iteration ahead."""
+        """Wait for the device, excluding the time from the `log` phase: on CUDA, the host runs one iteration ahead."""
         with self._timer.waiting():
             self._metrics.wait()
 

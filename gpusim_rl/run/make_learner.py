@@ -17,7 +17,7 @@ from gpusim_rl.settings.schema import declarations
 
 
 def make_collector(start: RunStart, actor: ActorPlace | None = None) -> Collector:
-    """Make the environments and the algorithm of a run, or of one of its actors."""
+    """Make the collector of a run or of one of its actors, with environments and algorithm."""
     with one_line_if_out_of_memory(start.cfg.num_envs):
         env, obs = make_started_env(start)
         algorithm = make_algorithm(start, env_spec(start, env), actor)
@@ -36,7 +36,7 @@ def use_cpus(start: RunStart, num_envs: int) -> None:
 def make_algorithm(
     start: RunStart, env: EnvSpec, actor: ActorPlace | None = None, seed: int | None = None
 ) -> Algorithm:
-    """Make the algorithm of a run; `seed` replaces the process's seed."""
+    """Make the algorithm of a run, with pretrained weights if configured; `seed` replaces the process's seed."""
     cfg, load = start.cfg, partial(load_policy, start.spec, env.action_space, start.device)
     context = LearnerContext(cfg.algo, start.collective, start.compile.mode != "off", load, actor)
     algorithm = start.spec.algorithm_class(

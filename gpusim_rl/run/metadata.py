@@ -54,7 +54,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
 
 
 def _untuned(run: RunView) -> str:
-    """Return a note that names the algorithms tuned for this task; empty if there are none or this is one of them."""
+    """Return a note that names the algorithms tuned for this task; empty if there are none or the run uses one."""
     spec, task = run.start.spec, chosen_task(run.start.spec.overrides)
     if run.start.resumed or task is None:
         return ""

@@ -88,6 +88,6 @@ class _Recorder:
         except (OSError, RuntimeError) as error:
             self._log.console.warn(f"cannot write a trace to {folder}: {error}")
             return
-        iterations = f"{self._first}" if self._iteration <= self._first else f"{self._first} to {self._iteration}"
+        iterations = f" {self._first}" if self._iteration <= self._first else f"s {self._first} to {self._iteration}"
         file = f"{self._log.run_dir}/profile/trace.json.gz"
-        self._log.console.info(f"traced iteration {iterations}: open {file} in https://ui.perfetto.dev")
+        self._log.console.info(f"traced iteration{iterations}: open {file} in https://ui.perfetto.dev")

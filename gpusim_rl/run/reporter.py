@@ -13,7 +13,7 @@ from gpusim_rl.run.stop_signal import StopSignal
 
 
 class Reporter:
-    """Metrics reporter of a training run; stops the run if no sample is valid."""
+    """Metrics reporter of a training run; raises TaskError for non-finite values, or if no sample is valid."""
 
     def __init__(self, intervals: LogIntervals, task_name: str, stop_signal: StopSignal) -> None:
         self.finite_check = FiniteCheck(task_name)

@@ -58,9 +58,9 @@ class RunDir:
     @classmethod
     @contextmanager
     def of(cls, spec: RunSpec, digest: str | None = None, *, trains: bool = True) -> Iterator[tuple[RunDir, bool]]:
-        """Lock a run's folder, reused if the run continues from last.pt; yield the folder and whether it existed.
+        """Lock a run folder, the existing one if the run continues from last.pt; yield it and whether it existed.
 
-        `digest` belongs to the loaded checkpoint. Unless the run `trains`, the folder keeps its settings: a smaller
+        `digest` identifies the loaded checkpoint. Unless the run `trains`, the folder keeps its settings: a smaller
         `max_iterations` would end the next start immediately.
         """
         from gpusim_rl.files.checkpoint_file import digest_of  # torch
@@ -155,7 +155,7 @@ class RunDir:
         self._describe(config, overrides, {**before, "earlier": earlier})
 
     def _describe(self, config: Mapping[str, Any], overrides: Sequence[str], before: Mapping[str, Any]) -> None:
-        """Write settings, code and machine of a start; `before` holds entries of env.json to keep."""
+        """Record settings, code version and machine of a start; `before` holds entries of env.json to keep."""
         for path, value in ((self.config_yaml, dict(config)), (self.overrides_yaml, list(overrides))):
             with safe_open.replacing(path) as file:
                 file.write(safe_open.dump_yaml(value))

@@ -21,8 +21,8 @@ class RunSpec:
     cfg: RunConfig
     task_class: type[Task[Any]] | type[Environment]  # configured by `cfg.task` or `cfg.env`
     algorithm_class: type[Algorithm]  # configured by `cfg.algorithm`
-    config: dict[str, Any]  # plain values
-    overrides: list[str]  # equivalent command line
+    config: dict[str, Any]  # composed config as plain values
+    overrides: list[str]  # equivalent command-line overrides
     checkpoint: Checkpoint | None = None
     config_dir: Path | None = None  # the user's folder (`-cd`)
     envs: Environment | None = None  # ready-made by the user's script

@@ -73,7 +73,7 @@ class RunView:
     graph: GraphChoice
     iteration: int
     env_steps: int  # control steps, summed over envs and processes
-    elapsed_s: float  # training time including earlier starts
+    elapsed_s: float  # training time [s], including earlier starts
     best_return: float | None  # best trimmed mean return over a full window
 
     @property

@@ -20,7 +20,7 @@ CHILDREN_EVERY = 10  # samples between searches for child processes; each search
 class SystemMonitor:
     """Background thread that samples CPU and GPU load every `interval_s` [s].
 
-    CPU (100 %: all available CPUs) and memory cover this process and its children; the rest is machine-wide.
+    CPU (100 %: all available CPUs) and memory cover this process and its children; GPU and load, all processes.
     """
 
     def __init__(self, device: object, interval_s: float = 1.0) -> None:

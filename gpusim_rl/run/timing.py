@@ -103,7 +103,7 @@ class PhaseTimer:
         self._began += self._entered - left
 
     def flush(self) -> Durations:
-        """End an interval and begin the next, usually within the `log` phase, whose time is split between them."""
+        """End the interval, return its durations, and begin the next; a running phase is split between the two."""
         now = time.perf_counter()  # one reading for both, or the phase might exceed its interval
         if self._inside is not None:
             self._add_host_time(now)

@@ -72,7 +72,7 @@ class Writers:
             try:
                 writer.show(iteration, video)
             except writer.failures as error:
-                self._warn(f"no video in {writer.name}: {first_line(error)}")
+                self._warn(f"cannot add the video to {writer.name}: {first_line(error)}")
 
     def close(self, exit_code: int) -> None:
         """Close all writers."""
@@ -223,7 +223,7 @@ class CsvWriter(Writer):
                 new.write(line.rstrip(b"\r\n") + empty)
 
     def _append(self, lines: bytes) -> None:
-        """Append lines, after the header in a new file; on a full disk, restore the file."""
+        """Append lines, after the header in a new file; on a full disk, undo the partial write."""
         with open_file(self._path, "ab", buffering=0) as file:
             size = file.tell()
             rest = memoryview(lines if size else _csv_lines([self._columns]) + lines)
@@ -330,7 +330,7 @@ class WandbWriter(Writer):
         import wandb
 
         options: dict[str, Any] = {"init_timeout": INIT_TIMEOUT_S, "finish_timeout": FINISH_TIMEOUT_S}
-        settings = wandb.Settings(console="off", silent=True, **options)  # or it would record every panel frame
+        settings = wandb.Settings(console="off", silent=True, **options)  # else wandb would record every panel frame
         return wandb.init(**self._arguments, config=dict(config), mode=mode, settings=settings)
 
 

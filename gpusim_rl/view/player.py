@@ -32,7 +32,7 @@ NEEDED = ("config", "sim", "seed", "env", "obs_sizes", "num_actions", "policy", 
 
 
 class Player:
-    """Player that runs whole episodes with the policy's mean action, or with sampled actions if `explores`."""
+    """Player for whole episodes: the policy's deterministic actions (sampled if `explores`), or zero or random ones."""
 
     def __init__(self, env: Environment, *, seed: int, act: str = "zero") -> None:
         self.observed = env  # with the policy's observations
@@ -127,7 +127,7 @@ class Player:
 
     def take(self, file: Path) -> None:
         """Load another checkpoint of the run; if damaged or unsuitable, keep the old one and raise ConfigError."""
-        self._take(file.stat().st_mtime_ns, check_training(load(file), file, NEEDED), file)  # the time comes first
+        self._take(file.stat().st_mtime_ns, check_training(load(file), file, NEEDED), file)  # read the time first
 
     def restart(self) -> None:
         """Begin new episodes in all envs, with curricula (such as terrain levels) where training left them."""

@@ -133,8 +133,8 @@ def _iteration(trainer: Trainer) -> Iterator[str]:
     if stats.get("check/learned", torch.ones(())):
         yield "update: the policy learned"
         return
-    tensors = f"{len(bad)} of {len(parameters)} gradients are not finite in the last one: {', '.join(bad)}"
-    yield f"update: no minibatch had a finite gradient; {tensors if bad else 'the norm of the last one overflows'}"
+    tensors = f"in the last one, {len(bad)} of {len(parameters)} gradients are not finite: {', '.join(bad)}"
+    yield f"update: no minibatch had a finite gradient; {tensors if bad else 'the last gradient norm overflows'}"
 
 
 def _describe(name: str, value: Tensor, axes: tuple[str, ...]) -> str:

@@ -56,7 +56,7 @@ class FramingCamera(Camera):
         return self._targets[tile]
 
     def _fit(self, points: np.ndarray, half_width: float, half_height: float) -> tuple[np.ndarray, float]:
-        """Return the target and distance [m] that keep all points within these slopes from the line of sight."""
+        """Return the camera's target and distance [m] at which all points fit; `half_*`: tangents of half the view."""
         target = 0.5 * (points.min(axis=0) + points.max(axis=0))
         _, axes = self.pose(target)
         distance, shift = 0.0, np.zeros(2)
@@ -101,7 +101,7 @@ class FramingCamera(Camera):
 def draw(
     scene: Scene, qpos: np.ndarray, width: int, height: int, renderer: str = "auto", fill: float = FILL
 ) -> np.ndarray:
-    """Render framed envs at positions [envs, nq] to uint8 [height, width, 3]; raise ConfigError if that fails."""
+    """Render framed envs at `qpos` [envs, nq] to uint8 [height, width, 3]; raise ConfigError if that fails."""
     grid = Grid.of(len(qpos), width, height)
     camera = FramingCamera(scene, qpos, grid.tile_width / grid.tile_height, fill)
     try:
@@ -129,7 +129,7 @@ def add_seen(picture: np.ndarray, images: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def write_png(path: Path, picture: np.ndarray) -> None:
-    """Write an image, uint8 [height, width, 3]."""
+    """Write an image, uint8 [height, width, 3], as PNG."""
     images = import_extra("PIL.Image", "view", "snapshot")
     with writing(path) as file:
         images.fromarray(picture).save(file, "PNG", optimize=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def table_lines(table: list[list[str]], right: Sequence[str], width: int | None, least: int = 20) -> list[str]:
-    """Format lines that fit `width`: drop trailing columns, cut the last to at least `least`; right-align `right`."""
+    """Format rows to fit `width`: drop trailing columns, cut the last to `least` or more; right-align `right`."""
     columns = list(zip(*table, strict=True))
     if width is not None:
         while len(columns) > 1 and sum(max(map(len, column)) + 2 for column in columns[:-1]) + least > width:

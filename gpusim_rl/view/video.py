@@ -37,7 +37,7 @@ def video_writer(
 ) -> Iterator[Callable[[np.ndarray], object]]:
     """Yield a function that appends a frame, uint8 [height, width, 3], to an mp4 that appears only when complete.
 
-    `needed_by`: command or setting named in errors. Raise ConfigError if ffmpeg is missing or fails, or `path` is bad.
+    `needed_by`: command or setting named in errors. Raise ConfigError if ffmpeg, `path` or `size` is unusable.
     """
     ffmpeg = import_extra("imageio_ffmpeg", "view", needed_by)
     check_video(path, size)
@@ -91,7 +91,7 @@ def drawing(
 
 
 def seen(player: Player) -> list[np.ndarray]:
-    """Return each env's newest policy image, uint8 [height, width, 3], or raise ConfigError."""
+    """Return each env's newest image of the first group, uint8 [height, width, 3]; raise ConfigError without images."""
     images = player.images
     if not images:
         raise ConfigError(f"{player.name} observes no images", key="--renderer policy", hint="Try --renderer auto")

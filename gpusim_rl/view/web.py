@@ -48,7 +48,7 @@ def view_in_browser(
     """Print the viewer's address and serve it until Ctrl-C or the last control step.
 
     A `host` other than localhost lets others connect without a password. `port` None means the first free port from
-    8080; `steps` None means no limit, and a pause while nobody watches. Raise ConfigError if viser is missing, or the
+    8080; `steps` None means no limit, and a pause while nobody watches. Raise ConfigError if viser is missing, the
     envs cannot be shown, or the port cannot be used.
     """
     with contextlib.closing(WebViewer(player, host=host, port=port)) as viewer:

@@ -68,7 +68,7 @@ class Guard:
         names |= {socket.gethostname().lower()} if self.host in ANY else set()
         if len(hosts) != 1 or not _is_own(hosts[0], names, own[1]):
             name = "localhost" if self.host in LOOPBACK else own[0] if self.host in ANY else self.host
-            return f"the address of this page is http://{name}:{own[1]}"
+            return f"unexpected host or port; open http://{name}:{own[1]} instead"
         if origins not in ([], [f"http://{hosts[0]}"]):
             return "the request comes from another site"
         # A query could point viser's page to another server, which may run code in it.

@@ -96,7 +96,7 @@ class WebScene:
         return places
 
     def _copy_fixed(self, server: Any) -> list[tuple[Any, np.ndarray]]:
-        """Copy static geometry except the ground to the other envs; return handles and positions of the copies."""
+        """Copy static geometry except the ground to the other envs; return handles and positions within an env [m]."""
         others, handles = self._sim.num_envs - 1, []
         for number, fixed in enumerate(self._scene._fixed_geom_handles.values()):
             if others and self._places.any() and fixed.visible:

@@ -206,7 +206,7 @@ def test_incomplete_last_line_is_left_out(tmp_path):
         ("metrics.csv", None, "metrics.csv: cannot be read"),
         ("metrics.csv", "", "no column iteration"),
         ("metrics.csv", COLUMNS + "\n", "no rows"),
-        ("metrics.csv", COLUMNS + "\n1,2\n", "damaged line 2. Resume"),
+        ("metrics.csv", COLUMNS + "\n1,2\n", "damaged line 2. Try resuming"),
         ("metrics.csv", COLUMNS + "\n" + row(1).replace("0.6", "fast") + "\n", "damaged line 2"),
         ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", ",1600,", 1) + "\n", "damaged line 2"),
         ("metrics.csv", COLUMNS + "\n" + row(1).replace("1,1600,", "1,nan,", 1) + "\n", "env_steps or time"),

@@ -34,7 +34,7 @@ def test_steady_iterations_are_traced_per_phase(settings, traced, tmp_path):
     work = read_events(events).work
     assert set(work) == {"rollout", "update", "log", OUTSIDE}
     assert all(each.wall_s > 0 and each.busy_s == each.kernels == 0 for each in work.values())
-    text = f"traced iteration {traced[0]}{f' to {traced[-1]}' * (iterations > 1)}: open"
+    text = f"traced iteration{'s' * (iterations > 1)} {traced[0]}{f' to {traced[-1]}' * (iterations > 1)}: open"
     assert text in (run / "train.log").read_text()
 
 
