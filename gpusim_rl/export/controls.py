@@ -66,7 +66,7 @@ def measure(env: VecEnv, seed: int) -> ControlMap | None:
 
 
 def fit(actions: np.ndarray, controls: np.ndarray) -> ControlMap | None:
-    """Fit a map to samples [n, actions] and [n, actuators] by least squares; return None if no such map fits."""
+    """Fit a map to actions [n, actions] and controls [n, actuators] by least squares; return None if none fits."""
     ones = np.ones((len(actions), 1))
     coefficients = np.linalg.lstsq(np.hstack([ones, actions]), controls, rcond=None)[0]
     offset, slopes = coefficients[0], coefficients[1:]

@@ -29,8 +29,8 @@ def evaluate(
 ) -> tuple[dict[str, float], Tensor]:
     """Run whole episodes in every env with the policy's deterministic actions, starting from `obs`.
 
-    Return a summary (returns, mean length in control steps, number of divergences, means of the task's `stats()` as
-    `task/<name>`), and the returns, shape [episodes, num_envs].
+    Return a summary (mean, deviation and extremes of the return, mean length in control steps, number of divergences,
+    means of the task's `stats()` as `task/<name>`), and the returns, shape [episodes, num_envs].
     """
     num_envs, device = env.num_envs, next(iter(obs.values())).device
     hidden = policy.initial_state(num_envs)

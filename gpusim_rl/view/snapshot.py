@@ -56,7 +56,7 @@ class FramingCamera(Camera):
         return self._targets[tile]
 
     def _fit(self, points: np.ndarray, half_width: float, half_height: float) -> tuple[np.ndarray, float]:
-        """Return the camera's target and distance [m] at which all points fit; `half_*`: tangents of half the view."""
+        """Return the camera's target and distance [m] at which all points fit; `half_*`: tangents of the half FOVs."""
         target = 0.5 * (points.min(axis=0) + points.max(axis=0))
         _, axes = self.pose(target)
         distance, shift = 0.0, np.zeros(2)

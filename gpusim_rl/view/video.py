@@ -105,7 +105,7 @@ def newest(images: Tensor) -> np.ndarray:
 
 
 def moving_picture(player: Player, steps: int, size: tuple[int, int], needed_by: str) -> bytes:
-    """Render control steps to an animated WebP of this size [pixels] that plays in real time."""
+    """Return control steps rendered to an animated WebP of this size [pixels] that plays in real time."""
     images = import_extra("PIL.Image", "view", needed_by)
     pictures = []
     with drawing(player, size) as (draw, control_hz):
