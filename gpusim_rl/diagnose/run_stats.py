@@ -19,7 +19,7 @@ from gpusim_rl.settings.simulators import NO_SIMULATOR, SIMULATORS, default_simu
 
 NEWEST = 500  # maximum rows read: a run is judged by its current behaviour
 WARM_UP_ROWS = 10  # maximum warm-up rows: kernels are compiled, graphs captured, memory allocated
-CAPTURED = 4  # warm-up iterations of CUDA graphs: three eager calls, then the capture
+CAPTURED = 5  # warm-up iterations of CUDA graphs: three eager calls, then the capture
 POSITIVE = {"num_envs", "processes", "local_processes", "horizon", "epochs", "minibatch_size"}  # divisors in rules
 POSITIVE |= {"physics_hz", "control_hz", "log_interval", "cpus"}
 NEEDED = ("iteration", "env_steps", "time/iteration_s")
