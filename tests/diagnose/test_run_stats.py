@@ -167,13 +167,13 @@ def test_slow_first_rows_are_left_out():
 
 def test_rows_around_graph_capture_are_left_out(tmp_path):
     metadata = METADATA | {"graph": {"mode": "rollout", "reason": "auto"}}
-    seconds = [20.0, 1.0, 8.0, 0.8, *[1.0] * 6]  # the second is eager, the third captures
+    seconds = [20.0, 1.0, 1.0, 8.0, 0.8, *[1.0] * 6]  # the second and third are eager, the fourth captures
     stats = read_run_stats(make_run(tmp_path, [row(i, s) for i, s in enumerate(seconds, start=1)], metadata))
-    assert (stats.rows, stats.warm_up_rows) == (6, 4) and stats.env_steps_per_s == pytest.approx(1600)
+    assert (stats.rows, stats.warm_up_rows) == (6, 5) and stats.env_steps_per_s == pytest.approx(1600)
     assert read_run_stats(make_run(tmp_path, [row(1), row(2), row(3)], metadata)).warm_up_rows == 2
     assert read_run_stats(make_run(tmp_path, [row(10), row(20), row(30)], metadata)).warm_up_rows == 1
     resumed = [row(i) for i in range(101, 109)]
-    assert read_run_stats(make_run(tmp_path, resumed, metadata)).warm_up_rows == 4
+    assert read_run_stats(make_run(tmp_path, resumed, metadata)).warm_up_rows == 5
 
 
 def test_only_the_newest_rows_are_read(tmp_path):
