@@ -26,7 +26,7 @@ class CartpoleCameraConfig(CartpoleConfig):
 
 
 class CartpoleCamera(Cartpole):
-    """CartpoleCamera: keep the pole upright from images, taken by a camera next to the rail.
+    """CartpoleCamera: keep the pole upright using images, taken by a camera next to the rail.
 
     Action space: 1 number in [-1, 1], the force on the cart / `max_force`; with `discrete`, 0 or 1 as in Cartpole.
 

@@ -47,8 +47,8 @@ class CartpoleSwingup(Task[CartpoleSwingupConfig]):
     rail, and infers velocities from successive frames (`network.encoder.frames`).
 
     Reward per step, from 0 to 1: (1 + cosine of the angle) / 2 x (1 + 0.1^(x^2)) / 2 x (1 + 0.1^(v^2)) / 2 x (4 + 1 -
-    a^2) / 5, with x the position of the cart / 2 m, v the angular velocity / 5 rad/s and a the action. Start: in the
-    middle, the pole hanging, with normal noise (standard deviation 0.01) on each position and velocity. No termination.
+    a^2) / 5, with x the position of the cart / 2 m, v the angular velocity / 5 rad/s and a the action. Start: cart in
+    the middle, pole hanging, normal noise (standard deviation 0.01) on each position and velocity. No termination.
     """
 
     Config = CartpoleSwingupConfig

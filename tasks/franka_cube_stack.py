@@ -42,8 +42,8 @@ class FrankaCubeStackConfig(TaskConfig):
     def __post_init__(self) -> None:
         TaskConfig.__post_init__(self)
         if self.start_position_noise < CLEAR:
-            expected = f"at least {CLEAR:.2f} m, so that the cubes do not overlap"
-            raise ConfigError(key="task.start_position_noise", expected=expected, got=self.start_position_noise)
+            key, expected = "task.start_position_noise", f"at least {CLEAR:.2f} m"
+            raise ConfigError("the cubes would overlap", key=key, expected=expected, got=self.start_position_noise)
 
 
 class FrankaCubeStack(Task[FrankaCubeStackConfig]):
@@ -71,8 +71,8 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
 
     Reward: 16 while cube A rests on cube B, released. Otherwise the sum of: 0.1 x nearness of hand and fingers to cube
     A (or of cube A to its goal, if larger), 1.5 while cube A is lifted, 2 x nearness of the lifted cube to its goal.
-    Start: cubes anywhere within 0.25 m of the table's middle, not overlapping, rotated by up to 45 degrees; arm joints
-    +-0.25 rad. Termination: none, or when stacked.
+    Start: cubes within +-0.25 m of the table's middle along x and y, not overlapping, rotated by up to 45 degrees; arm
+    joints +-0.25 rad. Termination: none, or when stacked.
     """
 
     Config = FrankaCubeStackConfig

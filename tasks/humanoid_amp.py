@@ -117,7 +117,7 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
             for place in range(end - length + past, end)
         ]
         if not places:
-            longest = f"at most {max(motions.lengths)} (frames of the longest clip at {cfg.control_hz:g} Hz)"
+            longest = f"at most {max(motions.lengths)} (number of frames in the longest clip at {cfg.control_hz:g} Hz)"
             raise ConfigError(key="task.style_frames", expected=longest, got=cfg.style_frames)
         newest = torch.tensor(places, device=self.device)
         # Features of all frames; `histories` has the rows of each start frame and of the frames before it.

@@ -11,7 +11,7 @@ SIDES = ("right", "left")
 
 
 def servo(stiffness: float, effort: float) -> Motor:
-    """Return a motor with its servo; initially, an action of 1 commands half the maximum torque."""
+    """Return a motor with this stiffness [N m/rad]; an action of 1 initially commands half of `effort` [N m]."""
     scale = 0.5 * effort / stiffness
     return Motor(armature=0.02, effort=effort, stiffness=stiffness, damping=0.1 * stiffness, scale=scale)
 

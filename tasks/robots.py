@@ -44,7 +44,7 @@ class Motor:
 
     @classmethod
     def tuned(cls, armature: float, effort: float, scale: float | None = None) -> Motor:
-        """Return a motor with mjlab's servo, an overdamped second-order system of 10 Hz.
+        """Return a motor with mjlab's servo gains: overdamped, with a natural frequency of 10 Hz.
 
         Default `scale` [rad]: an action of 1 initially commands a quarter of the maximum torque.
         """
@@ -172,7 +172,7 @@ class Robot:
         for site, (body, pos) in self.sites.items():
             if (place := spec.body(f"robot/{body}")) is None:
                 hint = did_you_mean(body, [each.name.removeprefix("robot/") for each in spec.bodies[1:]])
-                raise TaskError(f"no body {body!r} for the site {site!r}", key=str(self.file), hint=hint)
+                raise TaskError(f"no body {body!r} for the site {site!r}", key=str(file), hint=hint)
             place.add_site(name=f"robot/{site}", pos=pos)
 
     def add_eye(self, scene: Scene) -> None:

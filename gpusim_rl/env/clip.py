@@ -129,7 +129,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
         if smooth is not clip:
             reason = "velocities jump from frame to frame"
             if smooth.fps != clip.fps:
-                reason = f"poses repeat {clip.fps / smooth.fps:.2g} times, so they are read at {smooth.fps:.4g} Hz"
+                reason = f"each pose occurs {clip.fps / smooth.fps:.2g} times, so reading it at {smooth.fps:.4g} Hz"
             warn(f"{path}: {reason}; recomputing velocities from positions")
         return smooth, is_isaac_lab
     except ConfigError as error:
@@ -139,7 +139,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
 
 
 def _with_hinges(clip: Clip) -> Clip:
-    """Convert Isaac Lab's ball joints, rotation vectors in joints `<name>_x`, `_y` and `_z`, to hinge angles."""
+    """Convert Isaac Lab's ball joints (rotation vectors in `<name>_x`, `_y`, `_z`) to hinge angles and rates."""
     angles, rates = clip.joint_pos.copy(), clip.joint_vel.copy()
     for i, name in enumerate(clip.joint_names):
         if clip.joint_names[i : i + 3] != tuple(f"{name.removesuffix('_x')}_{axis}" for axis in "xyz"):
@@ -150,7 +150,7 @@ def _with_hinges(clip: Clip) -> Clip:
         a = np.unwrap(np.arctan2(2.0 * (w * x - y * z), 1.0 - 2.0 * (x * x + y * y)))
         b = np.arcsin(np.clip(2.0 * (x * z + w * y), -1.0, 1.0))
         c = np.unwrap(np.arctan2(2.0 * (w * z - x * y), 1.0 - 2.0 * (y * y + z * z)))
-        # angular velocity in the frame of the outer link
+        # p, q, r: angular velocity in the frame of the outer link
         p, q, r = clip.joint_vel[:, i : i + 3].astype(np.float64).T
         rate_a = (p * np.cos(c) - q * np.sin(c)) / np.maximum(np.cos(b), GIMBAL)
         angles[:, i : i + 3] = np.stack([a, b, c], axis=1)
@@ -159,7 +159,7 @@ def _with_hinges(clip: Clip) -> Clip:
 
 
 def _without_holds(clip: Clip) -> Clip:
-    """Drop repeated poses: Isaac Lab's 60 Hz files repeat 30 Hz poses. Pauses longer than `PAUSE` are kept."""
+    """Drop repeated poses (Isaac Lab's 60 Hz files repeat 30 Hz poses), except pauses, and recompute velocities."""
     poses = np.concatenate([clip.joint_pos, *(v.reshape(len(v), -1) for v in (clip.body_pos_w, clip.body_quat_w))], 1)
     changes = np.flatnonzero((np.abs(np.diff(poses, axis=0)) > SAME).any(axis=1))
     held = np.diff(changes)
@@ -217,7 +217,7 @@ def _check_velocities(clip: Clip) -> None:
         if likeness > LIKENESS and abs(math.log(scale)) < math.log(SCALE):
             continue
         place = np.unravel_index(np.abs(got - expected).argmax(), got.shape)
-        frames = f"{names[place[1]]} in frames {place[0]} to {place[0] + window} is {got[place]:.3g}"
+        frames = f"mean of {names[place[1]]} over frames {place[0]} to {place[0] + window} is {got[place]:.3g}"
         if likeness > LIKENESS:
             rate = clip.fps * scale
             hint = f"about fps={rate:{'.0f' if rate >= 10.0 else '.2g'}} instead of {clip.fps:g}"

@@ -28,11 +28,11 @@ class Steerable(Protocol):
     value: Float[Tensor, "envs commands"]
 
     def controls(self) -> dict[str, tuple[float, float]]:
-        """Return the range of each command by its name and unit, e.g. `x [m/s]`, in order."""
+        """Return the range (low, high) of each command, by its name and unit, e.g. `x [m/s]`."""
         ...
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
-        """Set the commands in the envs of a mask until the task draws new ones; call it after each control step."""
+        """Set the commands in the masked envs until the task draws new ones; call it after each control step."""
 
 
 def steerable(task: Task[Any]) -> Steerable | None:
@@ -90,7 +90,7 @@ class Commands(Stateful):
         return self.value[:, self.names.index(name)]
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs commands"] | None = None) -> None:
-        """Draw new commands in the envs of a mask; `unit`: uniform numbers in [0, 1) to use instead of new ones."""
+        """Draw new commands in the masked envs; `unit`: uniform numbers in [0, 1) to use instead of new ones."""
         if unit is None:
             unit = self._random.uniform(0.0, 1.0, len(self.names))
         new = unit.mul(self._span).add_(self._low)
@@ -98,12 +98,12 @@ class Commands(Stateful):
         self._age.masked_fill_(where, 0)
 
     def controls(self) -> dict[str, tuple[float, float]]:
-        """Return the ranges; see `Steerable`."""
+        """Return the range of each command; see `Steerable`."""
         labels = [f"{name} [{self._units[name]}]" if name in self._units else name for name in self.names]
         return dict(zip(labels, zip(*self.limits.tolist(), strict=True), strict=True))
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
-        """Set the commands in the envs of a mask; see `Steerable`."""
+        """Set the commands in the masked envs; see `Steerable`."""
         torch.where(where[:, None], value, self.value, out=self.value)
         self._age.masked_fill_(where, 0)
 
@@ -137,7 +137,7 @@ class CommandConfig:
     forward: Fraction  # fraction of commands straight ahead
     heading_gain: float  # yaw rate / heading error [1/s]
     stages: list[dict[str, Any]]  # later ranges: see `CommandStage`
-    stage_error: float | None = None  # mean error [m/s] above which a control step does not count towards the stages
+    stage_error: float | None = None  # maximum error [m/s] of steps that count towards stages; null = all count
 
     def __post_init__(self) -> None:
         steps = [stage.steps for stage in self.read_stages()]
@@ -183,14 +183,14 @@ class VelocityCommands(Commands):
         self._set_stage()
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
-        """Set the commands in the envs of a mask, for at least the shortest interval."""
+        """Set the commands in the masked envs, and draw new ones after the shortest interval."""
         torch.where(where[:, None], value, self._drawn[:, :3], out=self._drawn[:, :3])
         self._drawn[:, 4] = torch.where(where, self._limits[0, 4], self._drawn[:, 4])
         self._kinds.masked_fill_(where[:, None], False)
         self._follow()
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None = None) -> None:
-        """Draw new commands in the envs of a mask, and apply heading control."""
+        """Draw new commands in the masked envs, and apply heading control."""
         self._draw(where, self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit)
         self._follow()
 
@@ -238,7 +238,7 @@ class Levels(Stateful):
         self.value = initial.to(task.device, torch.int64).clamp(0, count - 1)
 
     def move(self, *, up: Bool[Tensor, " envs"], down: Bool[Tensor, " envs"]) -> None:
-        """Move masked envs one level up or down; envs in both masks stay."""
+        """Move masked envs one level up (from the highest: to a random level) or down; envs in both masks stay."""
         level = (self.value + up).add_(down, alpha=-1).clamp_(min=0)
         torch.where(level < self.count, level, self._random.integers(0, self.count), out=self.value)
 
@@ -248,8 +248,8 @@ class CurriculumConfig:
     """Settings of a `Curriculum`."""
 
     start: Positive | None  # initial value; null = no curriculum
-    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # divides values that grow
-    threshold: Positive  # mean score at which the value moves
+    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # divisor if the value grows
+    threshold: Positive  # minimum mean score for a change of the value
     window: Count  # control steps over which scores are averaged
 
 

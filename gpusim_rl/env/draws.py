@@ -137,7 +137,7 @@ class Draws:
         """Return new draws, shape [num_envs, numbers]."""
         numbers = random.uniform(0.0, 1.0, 2 * self._pairs + self._uniform)
         if self._pairs:
-            # both numbers of each Box-Muller pair: half the cost of `EnvRandom.normal`
+            # uses both numbers of each Box-Muller pair: half the cost of `EnvRandom.normal`
             u, v, uniform = numbers.split([self._pairs, self._pairs, self._uniform], dim=1)
             radius, angle = torch.log1p(-u).mul_(-2.0).sqrt_(), 2.0 * math.pi * v
             numbers = torch.cat([radius * angle.cos(), radius * angle.sin(), uniform], dim=1)

@@ -69,7 +69,7 @@ class EncodedEnv(Environment):
         self.encoder: FrozenEncoder | None = None
 
     def reset(self) -> Observation:
-        """Begin an episode in every env. Builds the encoder once; raises ConfigError if it does not fit the images."""
+        """Begin an episode in every env; build the encoder once, raising ConfigError if it does not fit the images."""
         obs = self.env.reset()
         if self.encoder is None:
             self.encoder = self._make_encoder(self.env.images)
@@ -143,5 +143,5 @@ class EncodedEnv(Environment):
     def _check_encoder(self, state: Mapping[str, Any]) -> None:
         assert self.encoder is not None, "call reset() before loading the state of another run"
         if state.get("encoder") != self.encoder.digest:
-            problem = "the encoder's weights are not the ones that the policy was trained with"
+            problem = "the policy was trained with different encoder weights"
             raise ConfigError(problem, key="pretrained.init_from", hint="Try the original encoder file")

@@ -141,7 +141,7 @@ class Environment(ABC):
 
     @property
     def buffers(self) -> Mapping[str, tuple[int, Float[Tensor, ""]]]:
-        """Capacity and demand per env of each simulator buffer that can overflow, by setting; see `Sim.needs`."""
+        """Capacity and demand per env of each simulator buffer that can overflow, by setting name; see `Sim.needs`."""
         return {}
 
     def first_diverged(self) -> dict[str, Any] | None:

@@ -37,8 +37,8 @@ class HookChecks:
         if named := sorted(images & {"policy", "critic"}):
             raise TaskError(f"group {named[0]!r} cannot be an image", key=hook, hint="Try a name such as 'camera'")
         if images and "critic" not in obs:
-            expected = "a numeric 'critic' group, because images are not rendered for an episode's last state"
-            raise TaskError(key=hook, expected=expected, got=list(obs))
+            problem = "images require a numeric 'critic' group, because an episode's last state is not rendered"
+            raise TaskError(problem, key=hook, got=list(obs))
         for group, value in obs.items():
             label = hook if list(obs) == ["policy"] else f"{hook}[{group!r}]"
             if group in images:
@@ -73,7 +73,7 @@ class HookChecks:
         self._tensor(f"{self._name}.{hook}()", mask, (self._num_envs,), torch.bool)
 
     def finite_observation(self, obs: Mapping[str, Tensor]) -> None:
-        """Check that an observation is finite."""
+        """Check that all numeric groups of an observation are finite."""
         for group, value in obs.items():
             if is_image(value):
                 continue
@@ -93,7 +93,7 @@ class HookChecks:
             env_id = int(bad.reshape(self._num_envs, -1).any(dim=1).int().argmax())
             number = int(bad[env_id].int().argmax()) if value.ndim > 1 else 0
             column = "" if value.ndim == 1 else f", column {number}"
-            column += f" of {columns[number]!r}" if columns else ""
+            column += f", term {columns[number]!r}" if columns else ""
             raise TaskError(f"{name} is not finite (env {env_id}{column})", key=key)
 
     def _tensor(self, label: str, value: Any, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
@@ -114,7 +114,7 @@ def action_space(task: Task[Any], cfg: TaskConfig) -> ActionSpace:
     name = type(task).__name__
     num_actions = getattr(task, "num_actions", None)
     if not isinstance(num_actions, int) or num_actions < 1:
-        raise TaskError(key=f"{name}.num_actions", expected="a positive int, set in __init__", got=num_actions)
+        raise TaskError(key=f"{name}.num_actions", expected="a positive int (set in __init__)", got=num_actions)
     if task.choices is None:
         return Box(num_actions, cfg.clip_actions)
     counts = tuple(task.choices)

@@ -30,7 +30,7 @@ class ImageSettings:
     shift: Natural = 0  # maximum along each axis [pixels]; the border is repeated
     brightness: Annotated[
         tuple[float, float], Rule("[min, max] with 0 <= min <= max", lambda x: 0.0 <= x[0] <= x[1] < math.inf)
-    ] = (1.0, 1.0)  # factor on all bytes, which are clamped to 0..255
+    ] = (1.0, 1.0)  # range of the factor on all bytes; the results are clamped to 0..255
 
 
 class ImageNoise(SeededDraws):

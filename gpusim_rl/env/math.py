@@ -46,7 +46,7 @@ Sigmoid = Literal["gaussian", "linear", "quadratic", "cosine", "hyperbolic", "lo
 
 
 def masked_terms(terms: Mapping[str, Float[Tensor, " envs"]], where: Bool[Tensor, " envs"]) -> dict[str, Tensor]:
-    """Zero reward terms, shape [num_envs] each, in the envs of a mask."""
+    """Return reward terms, shape [num_envs] each, set to 0 in the masked envs."""
     return dict(zip(terms, torch.stack(list(terms.values())).masked_fill(where, 0.0), strict=True))
 
 

@@ -42,7 +42,7 @@ class PerBody(NamedTuple):
 class AtSite(NamedTuple):
     """Kind of a term measured by a sensor at a site, in the site's axes: `AtSite("imu", "vector", "ang_vel")`.
 
-    The velocity of a site off the symmetry plane depends on the angular velocity, given by the group's term `omega`.
+    The mirror image of a velocity off the symmetry plane depends on the angular velocity: the group's term `omega`.
     """
 
     site: str
@@ -132,7 +132,7 @@ class _Kinds:
         return swap
 
     def omega_terms(self, name: str, first: int, columns: dict[str, tuple[int, int]]) -> list[tuple[int, int, float]]:
-        """Return matrix entries (row, column, factor) that add the angular velocity to the frame at index `first`."""
+        """Return the matrix entries (row, column, factor) that add the effect of `omega` to the frame at `first`."""
         kind = self._kinds.get(name)
         matrix = self._image.at_site(kind.site, kind.kind)[1] if isinstance(kind, AtSite) else np.zeros((3, 3))
         if not matrix.any():
@@ -140,8 +140,8 @@ class _Kinds:
         begin, end = columns.get(kind.omega, (0, 0))
         source = begin + first - columns[name][0]
         if source + 3 > end:
-            problem = f"site {kind.site!r} is not in the plane of symmetry, so {kind.omega!r} requires the same history"
-            raise TaskError(problem, key=f"{self._task}.mirrors[{name!r}]")
+            problem, key = f"site {kind.site!r} is not in the plane of symmetry", f"{self._task}.mirrors[{name!r}]"
+            raise TaskError(problem, key=key, expected="omega: a term with the same history", got=kind.omega)
         return _terms(matrix, first, source)
 
     def _signs(self, where: str, kind: Any, size: int) -> list[float]:

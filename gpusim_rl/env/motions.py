@@ -25,8 +25,8 @@ from gpusim_rl.sim import Scene
 Starts = Literal["adaptive", "uniform", "first"]
 """Sampling of start frames: more often where episodes fail, uniformly over all frames, or each clip's first frame."""
 FORGETTING = 0.001  # weight of a control step in the running mean of failures
-FLOOR = 0.1  # failures per control step added to the counts, spread over all bins
-PARTS = 2**24  # resolution of probabilities; for n up to this, a float32 below 1 times n rounds to less than n
+FLOOR = 0.1  # failures per control step added to the running means, spread over all bins
+PARTS = 2**24  # resolution of probabilities; u * n stays below n for any float32 u < 1 and n up to this
 STRAIGHT = 1e-4  # angle between two quaternions [rad] below which interpolation is linear
 
 
@@ -45,15 +45,15 @@ def clip_file(name: str) -> Path:
 
 
 def resampled(clip: Clip, rate: float) -> Clip:
-    """Resample a clip to another rate [Hz], orientations by slerp; raise ConfigError if too short or too long."""
+    """Resample a clip to another rate [Hz], quaternions by slerp; raise ConfigError if too short or too large."""
     if clip.fps == rate:
         return clip
     arrays = [value for field in fields(clip) if isinstance(value := getattr(clip, field.name), np.ndarray)]
-    size = sum(value.nbytes for value in arrays)
-    frames = clip.seconds * rate + 1.0
-    if frames * size / len(clip.joint_pos) > min(CLIP_BYTES, max(RESAMPLED_BYTES, RESAMPLED_RATIO * size)):
-        problem = f"too many frames after resampling: {frames:.3g} for {clip.seconds:.3g} s"
-        raise ConfigError(problem, hint="Try a clip with a higher fps")
+    size, frames = sum(value.nbytes for value in arrays), clip.seconds * rate + 1.0
+    limit = min(CLIP_BYTES, max(RESAMPLED_BYTES, RESAMPLED_RATIO * size))
+    if frames * size / len(clip.joint_pos) > limit:
+        problem = f"resampled clip too large: {frames:.3g} frames ({clip.seconds:.3g} s) exceed {limit >> 20} MB"
+        raise ConfigError(problem, hint="Check the clip's fps, or try a shorter clip")
     times = np.arange(int(frames + 1e-6)) * (clip.fps / rate)
     before = np.minimum(times.astype(int), len(clip.joint_pos) - 2)
     share = times - before
@@ -90,7 +90,7 @@ class Frame(NamedTuple):
 
 
 class Motions:
-    """Concatenated frames of clips, resampled to `rate` [Hz]; not checkpointed. ConfigError if a clip is too short."""
+    """Concatenated frames of clips, resampled to `rate` [Hz]; not checkpointed. Raises the errors of `resampled`."""
 
     def __init__(self, clips: Mapping[str, Clip], rate: float, device: torch.device) -> None:
         first = next(iter(clips.values()))
@@ -161,8 +161,8 @@ class Playhead(Stateful):
         return weights / weights.sum()
 
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
-        """Return start frames sampled with uniform numbers in [0, 1); masked envs then track the following frames."""
-        ends = (self.chances() * PARTS).long().cumsum(0)  # CUDA has no deterministic sum of floats
+        """Return start frames, sampled with `unit` (uniform in [0, 1)); masked envs then track the following frames."""
+        ends = (self.chances() * PARTS).long().cumsum(0)  # integers: CUDA's cumsum of floats is nondeterministic
         chosen = torch.bucketize((unit[:, 0] * ends[-1]).long(), ends, right=True)
         inside = (unit[:, 1] * self._sizes.index_select(0, chosen)).long()
         start = self._begins.index_select(0, chosen) + inside

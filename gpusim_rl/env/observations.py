@@ -42,7 +42,7 @@ class TermSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservationTerm:
-    """Observation term: the components of a sensor, times the frames of its history."""
+    """Observation term: the components of a sensor, in each frame of its history."""
 
     name: str
     size: int  # components in one frame
@@ -75,7 +75,7 @@ class ObservationGroups:
         """Determine the groups from a first observation; raise TaskError or ConfigError for unknown terms or keys."""
         task, name = self._task, type(self._task).__name__
         named = {group: value for group, value in obs.items() if not isinstance(value, Tensor)}
-        known = {term for terms in named.values() for term in terms} | task.units.keys()  # units of all modes' terms
+        known = {term for terms in named.values() for term in terms} | task.units.keys()  # of all modes
         for attribute in ("scales", "sources"):
             for term in getattr(task, attribute):
                 if term not in known:
@@ -88,7 +88,7 @@ class ObservationGroups:
         own = [*named.get("policy", {}), *self.images]
         for term in self._settings:
             if term not in own:
-                hint = f"{did_you_mean(term, own)} Available: {', '.join(own) or 'none, its terms are unnamed'}"
+                hint = f"{did_you_mean(term, own)} Available: {', '.join(own) or 'none, since its terms are unnamed'}"
                 key = f"task.observations.{term}"
                 raise ConfigError("the policy's observation has no such term", key=key, hint=hint)
         image_settings = {group: self._settings[group] for group in self.images if group in self._settings}
@@ -193,7 +193,7 @@ class SensorModel(SeededDraws):
             self._fresh.zero_()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draw per-episode values; the next `read` returns the first frame."""
+        """Draw the per-episode values of the masked envs; their next frame fills the history."""
         for noise in (self._noise, self._whole_noise):
             if noise is not None:
                 noise.begin_episodes(self.steps, where)
@@ -237,7 +237,7 @@ def is_image(value: Any) -> TypeGuard[Tensor]:
 
 
 def number_names(sizes: Mapping[str, int], terms: Mapping[str, Sequence[ObservationTerm]]) -> dict[str, list[str]]:
-    """Name the columns of every observation group: `term[i]`."""
+    """Return the column names of every observation group, `term[i]`."""
     names = {}
     for group, size in sizes.items():
         counts = [(term.name, term.size * term.history) for term in terms.get(group, ())] or [(group, size)]

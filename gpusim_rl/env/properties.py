@@ -198,7 +198,7 @@ def _in_proportion(actor: ActorProperties, field: str, drives: list[Drive], effo
 
 
 def _effort(actor: ActorProperties, elements: Sequence[str] | None) -> list[Quantity]:
-    """Return the maximum force on joints [N m or N]: an actuator's force range, or a motor's gear."""
+    """Return the maximum effort on joints [N m or N], set by an actuator's force range, else by a motor's gear."""
     model, drives = actor.model, actor.drives(elements)
     limited = [drive for drive in drives if model.actuator_forcelimited[drive.index]]
     motors = [drive for drive in drives if not model.actuator_forcelimited[drive.index]]

@@ -100,7 +100,7 @@ class Pusher(PushTimer):
         self.held = torch.zeros_like(self.bodies.wrench)  # wrench set by the task
 
     def begin_episodes(self, random: EnvRandom, where: Bool[Tensor, " envs"]) -> None:
-        """Draw the time of the first push and end the current push in the envs of a mask."""
+        """Draw the time of the first push and end the current push in the masked envs."""
         new = random.integers(self.gap[0], self.gap[1] + 1)
         torch.where(where, new, self.wait, out=self.wait)
         if self.spec.force is not None:

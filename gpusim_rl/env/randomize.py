@@ -51,7 +51,7 @@ class Property(Draw):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """Delay of actions, drawn for each episode (ours)."""
+    """Delay of actions, drawn for each episode (our extension)."""
 
     range: Annotated[tuple[int, int], LEAST_TO_MOST]  # minimum and maximum delay [control steps]
 
@@ -96,8 +96,8 @@ class _Group:
 class Randomizer(SeededDraws, Stateful):
     """Randomisation of physics and actions by `task.randomization_params`, called by `VecEnv`.
 
-    Physical properties are drawn at construction, then at resets, at intervals, or never; always relative to the
-    model's values. Invalid sections and unknown names raise ConfigError with the full key.
+    Physical properties are drawn at construction, then again at resets, at intervals, or never; always relative to
+    the model's values. Invalid sections and unknown names raise ConfigError with the full key.
     """
 
     _stream = 1 << 32  # seeds of tasks are smaller
@@ -144,7 +144,7 @@ class Randomizer(SeededDraws, Stateful):
         self._draw_step()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
-        """Draw per-episode values in the envs of a mask, bool [num_envs]."""
+        """Draw per-episode values in the masked envs, bool [num_envs]."""
         due = where & (self.age >= self._frequency)
         self._at_reset.draw(self._random, self.steps, due)
         self.age.masked_fill_(due, 0)

@@ -19,9 +19,9 @@ from gpusim_rl.sim import Sim
 class ReachedStates:
     """Ring buffer of reached states, for initial states that exploration alone rarely reaches.
 
-    Cf. Salimans and Chen 2018 (arXiv 1812.03381: from a demonstration), Florensa et al. 2017 (arXiv 1707.05300: where
-    the goal is sometimes reached). A state comprises all articulations and the task's per-env tensors. A capacity below
-    `num_envs` raises ConfigError.
+    Cf. Salimans and Chen 2018 (arXiv 1812.03381: states of a demonstration), Florensa et al. 2017 (arXiv 1707.05300:
+    states from which the goal is sometimes reached). A state comprises all articulations and the task's per-env
+    tensors. A capacity below `num_envs` raises ConfigError.
     """
 
     def __init__(self, cfg: ResetFromConfig, task: Task[Any], sim: Sim, seed: int) -> None:
@@ -56,7 +56,7 @@ class ReachedStates:
         return {name: x for name, x in kept if x.ndim and x.shape[0] == task.num_envs and id(x) not in shared}
 
     def keep(self, where: Bool[Tensor, " envs"]) -> None:
-        """Store the states of a random subset of the envs in a mask, bool [num_envs]."""
+        """Store the states of a random subset of the masked envs, bool [num_envs]."""
         capacity = self._cfg.capacity
         chosen = where & (self._random.uniform() < self._cfg.chance)
         place = (self.total + chosen.cumsum(0) - 1).remainder_(capacity).masked_fill_(~chosen, capacity)
@@ -88,7 +88,7 @@ class ReachedStates:
         return {"tensors": {**tensors, "total": self.total.clone()}, "random": self._random.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; drop states with a different capacity or task, with a warning."""
+        """Restore `state_dict`; if the stored states do not fit capacity or task, warn and discard them all."""
         self._random.load_state_dict(state["random"])
         tensors, rings = dict(state["tensors"]), self._rings()
         self.total.copy_(tensors.pop("total"))

@@ -69,7 +69,7 @@ def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = Non
 
 
 def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
-    """Compare body poses in some frames with the forward kinematics of the robot's model."""
+    """Raise ConfigError unless body poses in some frames match the forward kinematics of the robot's model."""
     known = list(scene.elements_of(robot, "body"))
     rows = [row for row, name in enumerate(clip.body_names) if name in known]
     places = [known.index(clip.body_names[row]) for row in rows]
@@ -80,15 +80,15 @@ def _check_kinematics(clip: Clip, scene: Scene, robot: str) -> None:
     )
     far = np.linalg.norm(model.body_pos_w[:, places] - pos, axis=-1)
     cosine = np.abs((model.body_quat_w[:, places] * quat).sum(axis=-1))  # cosine of half the rotation error
-    error = np.maximum(far / FAR, 2.0 * np.arccos(cosine.clip(0.0, 1.0)) / TURNED)
+    turned = 2.0 * np.arccos(cosine.clip(0.0, 1.0))
+    error = np.maximum(far / FAR, turned / TURNED)
     if error.max() < 1.0:
         return
     number, body = np.unravel_index(error.argmax(), error.shape)
-    both = (pos[number, body], model.body_pos_w[number, places[body]])
-    got, expected = (place.astype(np.float64).round(3).tolist() for place in both)
+    off = f"off by {far[number, body]:.2g} m and {turned[number, body]:.2g} rad"
     problem = f"pose of {known[places[body]]} in frame {chosen[number]} does not match the joints of {robot!r}"
     hint = "Check rotations (wxyz), joint positions (rad) and the order of joints and bodies"
-    raise ConfigError(problem, expected=f"position {expected} m", got=got, hint=hint)
+    raise ConfigError(f"{problem}: {off}", hint=hint)
 
 
 def positions(clip: Clip, scene: Scene, robot: str) -> np.ndarray:
@@ -126,7 +126,7 @@ def from_states(scene: Scene, robot: str, qpos: np.ndarray, qvel: np.ndarray, fp
 
 
 def robot_of(clip: Clip) -> Path | None:
-    """Return the file of the largest shipped robot whose joints are all in the clip, if any."""
+    """Return the file of the shipped robot with the most joints, all of them in the clip; None without a match."""
     matches: dict[Path, int] = {}
     for file in sorted(assets_dir().rglob("*.xml")):
         joints = set(re.findall(r"<joint[^>]*?\bname=\"([^\"]+)\"", file.read_text(encoding="utf-8")))

@@ -39,7 +39,7 @@ def saved_state(owner: object, random: EnvRandom) -> dict[str, Any]:
 class SeededDraws:
     """Random draws configured by `_settings`, redrawn if a checkpoint's settings differ; the schedules continue."""
 
-    _stream: ClassVar[int]  # offset to the run's seed, unique among all draws
+    _stream: ClassVar[int]  # added to the run's seed; unique for each class
     _key: ClassVar[str] = "settings"  # key of `_settings` in a checkpoint
     _settings: Any  # plain values
     _random: EnvRandom

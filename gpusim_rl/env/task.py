@@ -41,8 +41,8 @@ class TaskConfig:
     control_hz: Positive  # actions per simulated second [Hz]; must divide physics_hz
     episode_length: Count  # time limit [control steps]
     clip_actions: Positive  # actions are clamped to [-clip_actions, clip_actions] before the task sees them
-    clip_observations: Positive | None  # observations are clamped too, and infinity becomes NaN; null = not clamped
-    randomize_episode_start: bool  # first episodes start at random points of their time limit
+    clip_observations: Positive | None  # limit of observations; infinity becomes NaN; null = no limit
+    randomize_episode_start: bool  # first episodes start with a random elapsed time, to stagger time-outs
     randomize: bool = False  # whether `randomization_params` is applied
     randomization_params: dict[str, Any] = field(default_factory=dict)  # docs/randomization.md
     reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)  # resets to reached states
@@ -122,11 +122,11 @@ class Task(ABC, Generic[Cfg]):
     @classmethod
     @abstractmethod
     def scene(cls, cfg: Cfg) -> Scene:
-        """Describe the content of one env."""
+        """Return the scene of one env."""
 
     @abstractmethod
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        """Write random initial states into the envs of a mask, bool [num_envs], over the scene's default state."""
+        """Write random initial states into the masked envs, bool [num_envs], over the scene's default state."""
 
     @abstractmethod
     def apply_action(self, action: Shaped[Tensor, "envs actions"]) -> None:

@@ -47,7 +47,7 @@ class VecEnv(Environment):
     Attributes:
         obs_terms: Observation terms by group, in order; known after `reset`.
         progress: Control steps since the (staggered) start of each episode, int64 [num_envs].
-        staggered: Envs whose episode began in the middle of its time limit, bool [num_envs].
+        staggered: Envs whose episode began partway through the time limit, bool [num_envs].
         nan_guard: State and action before the first divergence.
         randomizer: Domain randomisation, if `cfg.randomize`; else None.
     """
@@ -342,8 +342,8 @@ class VecEnv(Environment):
     def begin_from(self, state: dict[str, Any]) -> Observation:
         """Begin new episodes with the training progress of another run of the task; call it after `reset`.
 
-        Task tensors (levels, counters) and randomisation schedules come from the state; random numbers do not. The run
-        may have a different simulator and number of envs M: env i takes the values of env i modulo M.
+        Task tensors (levels, counters) and randomisation schedules come from the state; random numbers do not. The
+        other run may have used another simulator, and M envs: env i takes the values of its env i modulo M.
         """
         current, saved = self.task.state_dict(), state["task"]["tensors"]
         sources = torch.arange(self.num_envs) % len(state["progress"])

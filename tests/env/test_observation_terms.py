@@ -319,7 +319,7 @@ def test_noise_needs_named_terms():
         ),
         (WrongScale, "mean 'pole_vel'?"),
         (WrongShape, "WrongShape.observe()['pole']: expected shape [32, size], got [32]"),
-        (NotFinite, "(env 0, column 3 of 'pole_vel')"),
+        (NotFinite, "(env 0, column 3, term 'pole_vel')"),
         (FloatImage, "['camera']: expected shape [32, size], got [32, 32, 32, 2]. An image is uint8"),
         (NoCritic, "numeric 'critic' group"),
         (ImageOfCritic, "'critic' cannot be an"),
