@@ -43,7 +43,7 @@ class FrankaCubeStackConfig(TaskConfig):
         TaskConfig.__post_init__(self)
         if self.start_position_noise < CLEAR:
             key, expected = "task.start_position_noise", f"at least {CLEAR:.2f} m"
-            raise ConfigError("the cubes would overlap", key=key, expected=expected, got=self.start_position_noise)
+            raise ConfigError("the cubes could overlap", key=key, expected=expected, got=self.start_position_noise)
 
 
 class FrankaCubeStack(Task[FrankaCubeStackConfig]):

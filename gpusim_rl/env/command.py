@@ -248,7 +248,7 @@ class CurriculumConfig:
     """Settings of a `Curriculum`."""
 
     start: Positive | None  # initial value; null = no curriculum
-    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # divisor if the value grows
+    factor: Annotated[float, Rule("a number in (0, 1)", lambda x: 0.0 < x < 1.0)]  # multiplier; divisor if value grows
     threshold: Positive  # minimum mean score for a change of the value
     window: Count  # control steps over which scores are averaged
 

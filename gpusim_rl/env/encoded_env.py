@@ -27,7 +27,7 @@ class FrozenEncoder(Protocol):
     words: str  # name for the log
 
     def __call__(self, images: Mapping[str, Tensor], /) -> Tensor:
-        """Return features [rows, out_size], float32, of images [rows, height, width, channels] by group."""
+        """Return the features, float32 [rows, out_size], of images [rows, height, width, channels] by group."""
         ...
 
 

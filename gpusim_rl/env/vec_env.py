@@ -110,7 +110,7 @@ class VecEnv(Environment):
 
     @property
     def buffers(self) -> dict[str, tuple[int, Float[Tensor, ""]]]:
-        """Capacity and demand per env of each simulator buffer, by setting; see `Sim.needs`."""
+        """Capacity and demand per env of each simulator buffer, by setting name; see `Sim.needs`."""
         return {name: (self.sim.buffers[name], need) for name, need in self.sim.needs.items()}
 
     def first_diverged(self) -> dict[str, Any] | None:
