@@ -9,7 +9,7 @@ from gpusim_rl.settings.schema import A2CConfig
 class A2C(OnPolicy):
     """Synchronous advantage actor-critic (Mnih et al. 2016, arXiv 1602.01783).
 
-    The gradient equals PPO's in its first minibatch (Huang et al. 2022, arXiv 2205.09123).
+    The gradient equals that of PPO's first minibatch (Huang et al. 2022, arXiv 2205.09123).
     """
 
     Config = A2CConfig

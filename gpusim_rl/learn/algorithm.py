@@ -22,7 +22,7 @@ from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.spaces import ActionSpace, ImageShape, SignedPermutation
 
 Observation = Mapping[str, Tensor]
-"""Groups by name: `policy`, optionally `critic`, [num_envs, size]; images uint8 [num_envs, height, width, channels]."""
+"""Tensors by group: `policy`, optional `critic`, [num_envs, size]; images uint8 [num_envs, height, width, channels]."""
 
 Hidden = tuple[Tensor, ...]
 """Recurrent state: tensors [layers, batch, size]; empty for feed-forward policies."""
@@ -49,7 +49,7 @@ class EnvSpec:
     max_episode_length: int
     """Time limit [control steps]."""
     dt: float = 1.0
-    """Control step [s]; 1 if unknown."""
+    """Duration of a control step [s]; 1 if unknown."""
     task: str = ""
     """Class name of the task; empty if unknown."""
     obs_names: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
@@ -125,7 +125,7 @@ def recorded_steps(obs: Mapping[str, Tensor], reward: Tensor) -> list[RecordedTe
     return [*observations, RecordedTensor("a reward", reward, ("step", "env"))]
 
 
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}  # formats of networks
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}  # autocast dtypes by setting; None: float32
 
 
 class Policy(nn.Module):
@@ -140,12 +140,12 @@ class Policy(nn.Module):
 
     @property
     def mlp_reduced(self) -> torch.dtype | None:
-        """Number format of MLPs: float32 after an image encoder, as rounding would hide small position changes."""
+        """`reduced` for MLPs: None after an image encoder, as 16-bit rounding would hide small position changes."""
         return self.reduced if getattr(self, "encoder", None) is None else None
 
     @abstractmethod
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
-        """Return actions [batch, actions] for raw observations [batch, size], and the next recurrent state."""
+        """Return actions, most likely or sampled, for raw observations [batch, size], and the next recurrent state."""
 
     def initial_state(self, batch: int) -> Hidden:
         """Return the recurrent state at the start of an episode: zeros."""
@@ -248,7 +248,7 @@ def make_policy(
     device: torch.device,
     images: Mapping[str, ImageShape] = MappingProxyType({}),
 ) -> Policy:
-    """Build a policy for a checkpoint, in float32, so that actions don't depend on the machine."""
+    """Build a policy for a checkpoint, in float32, so that actions do not depend on the machine."""
     env = EnvSpec(1, obs_sizes, action_space, max_episode_length=1, images=images)
     policy = algorithm_class.make_policy(cfg.algorithm, env, LearnerContext(cfg.algo), device)
     policy.reduced = None

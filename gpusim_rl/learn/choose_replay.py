@@ -67,12 +67,12 @@ def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, section: str, steps: int
         hint = f"Try {key}.capacity={needed * envs}"
         raise ConfigError(problem, key=f"{key}.capacity", got=cfg.replay.capacity, hint=hint)
     if cfg.learning_starts > steps * envs:
-        problem = f"the replay memory holds only {steps * envs} transitions with num_envs={envs}"
-        hint = f"Try {section}.learning_starts={steps * envs // 10}"
-        raise ConfigError(problem, key=f"{section}.learning_starts", got=cfg.learning_starts, hint=hint)
+        limit, key = f"at most {steps * envs} (size of the replay memory)", f"{section}.learning_starts"
+        hint = f"Try {key}={max(cfg.batch_size, steps * envs // 10)}"
+        raise ConfigError("no update would ever run", key=key, expected=limit, got=cfg.learning_starts, hint=hint)
     problem = ""
     if alpha > 0.0 and cfg.replay.device is not None:
-        problem = f"prioritized replay is not supported with {key}.device=cpu, which prefetches samples"
+        problem = f"prioritised replay is not supported with {key}.device=cpu, which prefetches samples"
     elif alpha > 0.0 and device.type == "cuda" and torch.are_deterministic_algorithms_enabled():
         problem = "not supported with torch_deterministic=true: CUDA has no deterministic cumulative sum"
     if problem:
@@ -93,7 +93,7 @@ def _check_room(cfg: ReplayConfig, key: str, size: int, device: torch.device) ->
             hint += f" or {key}.device=cpu"
         elif place.type == "cpu" and cfg.save:
             hint += f" or {key}.save=false"
-        problem = f"the replay needs {needed / 1e9:.3g} GB on {place}, but only {free / 1e9:.3g} GB is free"
+        problem = f"the replay memory needs {needed / 1e9:.3g} GB on {place}, but only {free / 1e9:.3g} GB is free"
         raise ConfigError(problem, key=f"{key}.capacity", got=cfg.capacity, hint=hint)
 
 
@@ -112,7 +112,7 @@ def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: 
     size = f"{memory.num_steps} x {memory.num_envs}, {memory.expected_bytes / 1e9:.3g} GB{' on the host' * on_host}"
     if isinstance(memory, PixelReplay):
         size += f" ({memory.expected_bytes / (memory.num_steps * memory.num_envs) / 1e3:.3g} kB per transition"
-        size += ", if LZ4 compresses to a third)" if cfg.replay.compress else ")"
+        size += ", assuming an LZ4 ratio of 3)" if cfg.replay.compress else ")"
         size += f", {_prefetched_bytes(cfg, memory) / 1e9:.3g} GB of prefetched images" * on_host
     kept = f"saved in checkpoints ({section}.replay.save=false shrinks them, but a resumed run refills it)"
     if not cfg.replay.save:

@@ -29,7 +29,7 @@ class Collective:
         return self.sum(tensors) if self.size == 1 else [total / self.size for total in self.sum(tensors)]
 
     def defer_launches(self, launch_between: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
-        """Pass sums in the block to `launch_between`, which launches them between two CUDA graph captures."""
+        """In the block, pass each sum to `launch_between`, which schedules it between replays of two CUDA graphs."""
         return nullcontext()
 
     def share(self, value: Any) -> Any:

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Recorded whole episodes, concatenated; a file stores the entries of mappings as `<field>/<group>`.
+    """Complete recorded episodes, concatenated; in a file, entries of mappings are named `<field>/<group>`.
 
     Raises:
         ConfigError: Array shapes are inconsistent, or a value is not finite.
@@ -74,7 +74,7 @@ class Demonstrations:
                 names = self.action_names if name == "action" else self.obs_names.get(name.partition("/")[2], ())
                 where = f"{'episode' if name.startswith('final_obs') else 'control step'} {row}"
                 where += f", {names[column[0]]}" if column else ""
-                raise ConfigError(f"NaN or infinite in {where}", key=name)
+                raise ConfigError(f"NaN or infinity in {where}", key=name)
 
     @property
     def ends(self) -> Array:
@@ -92,13 +92,13 @@ def save(path: Path, shown: Demonstrations) -> None:
     entries = _by_entry(shown)
     size = sum(value.nbytes for value in entries.values() if isinstance(value, np.ndarray))
     if size > DEMONSTRATIONS_BYTES:
-        problem = f"the file would exceed {DEMONSTRATIONS_BYTES / 1e9:.1f} GB ({size / 1e9:.1f} GB)"
+        problem = f"{size / 1e9:.1f} GB of data exceeds the limit of {DEMONSTRATIONS_BYTES / 1e9:.1f} GB per file"
         raise ConfigError(problem, hint="Try fewer episodes")
     npz_file.save(path, entries)
 
 
 def concatenate(first: Demonstrations, then: Demonstrations) -> Demonstrations:
-    """Join episodes of one task, keeping `then`'s commit, time limit and number of envs, or raise ConfigError."""
+    """Append `then`, whose commit, time limit and num_envs are kept; raise ConfigError if task, dt or names differ."""
     one, two = _by_entry(first), _by_entry(then)
     same = [name for name in two if name in ("task", "dt") or name.startswith(("obs_names/", "action_names"))]
     differ = one.keys() ^ two.keys() or [name for name in same if not np.array_equal(one[name], two[name])]
@@ -175,7 +175,7 @@ def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collectio
     got, expected = (f"{n} {'discrete' if d else 'continuous'}" for n, d in zip(sizes, discrete, strict=True))
     require("actions", expected, got)
     if isinstance(space, MultiDiscrete) and ((shown.action < 0) | (shown.action >= np.array(space.counts))).any():
-        raise ConfigError("an action index is out of range", key=file, expected=f"0 <= index < {list(space.counts)}")
+        raise ConfigError("action index out of range", key=file, expected=f"0 to n - 1, with n = {list(space.counts)}")
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
@@ -188,7 +188,7 @@ def tensor(array: Array, device: torch.device) -> Tensor:
 def make_replay(
     shown: Demonstrations, env: EnvSpec, groups: Collection[str], *, n_step: int, gamma: float, device: torch.device
 ) -> Replay:
-    """Build a `Replay` of one env from all episodes; raise ConfigError if they are too short or relabelled."""
+    """Build a `Replay` of one env from all episodes; raise ConfigError for too few steps or labelled actions."""
     if not shown.executed:
         raise ConfigError("recorded with --actor: the rewards do not match the actions", hint="Try algo=bc")
     steps = len(shown.reward)

@@ -58,7 +58,7 @@ class DiagonalGaussian:
         return self._shared_terms()[1] + 0.5 * (1.0 + _LOG_2PI) * self.mean.shape[-1]
 
     def _shared_terms(self) -> tuple[Tensor, Tensor]:
-        """Return 1 / std^2 and the sum of log-stds, cached to save CUDA launches."""
+        """Return 1 / std^2 and the sum of log-stds, cached to save kernel launches."""
         learned = torch.is_grad_enabled() and self.log_std.requires_grad
         if self._terms is None or (learned and not self._terms[0].requires_grad):
             self._terms = torch.exp(-2.0 * self.log_std), self.log_std.sum(dim=-1)

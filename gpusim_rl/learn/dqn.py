@@ -74,7 +74,7 @@ class DQN(OffPolicy):
         self._ladder = 1.0 + cfg.epsilon_ladder * rungs
 
     def epsilon(self, steps: Tensor) -> Tensor:
-        """Return the exploration probability per env after `steps`, [*steps, num_envs, 1]."""
+        """Return the exploration probability per env after `steps`, which broadcasts with [num_envs, 1]."""
         start, end = self.cfg.epsilon_start, self.cfg.epsilon_end
         progress = (steps * (self.num_envs / self.cfg.epsilon_decay)).clamp_(max=1.0)
         return (start + (end - start) * progress) ** self._ladder
@@ -94,7 +94,7 @@ class DQN(OffPolicy):
         return self.policy.action(torch.where(random < 0, outputs, random))
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Record the step with option indices."""
+        """Convert actions to option indices, and record the step."""
         super().record(self.policy.index(action), step)
 
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, None]:

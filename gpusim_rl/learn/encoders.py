@@ -80,13 +80,13 @@ def _impala(channels: int) -> list[nn.Module]:
 
 
 _KINDS = {"spatial": (_spatial, None), "nature": (_nature, 512), "impala": (_impala, 256)}
-"""Convolutions, and the width of the layer after them (None: spatial softmax)."""
+"""Convolutions of each `kind`, and the width of the layer after them (None: spatial softmax)."""
 
 
 class ImageEncoder(nn.Sequential):
     """Built-in network for float32 images [batch, channels, height, width] in [-0.5, 0.5]."""
 
-    def __init__(self, shape: ImageShape, cfg: EncoderConfig) -> None:
+    def __init__(self, shape: ImageShape, cfg: EncoderConfig, setting: str = "encoder.kind") -> None:
         height, width, channels = shape
         make, size = _KINDS[cfg.kind]
         layers = nn.Sequential(*make(channels))
@@ -96,9 +96,9 @@ class ImageEncoder(nn.Sequential):
             if size is None and out[2:].numel() == 1:
                 raise RuntimeError("a softmax over one pixel")
         except RuntimeError:
-            hint = f"Try {'' if cfg.kind == 'spatial' else 'encoder.kind=spatial, or '}larger images"
+            hint = f"Try {'' if cfg.kind == 'spatial' else f'{setting}=spatial, or '}larger images"
             problem = f"images of {height} x {width} are too small"
-            raise ConfigError(problem, key=f"encoder.kind={cfg.kind}", hint=hint) from None
+            raise ConfigError(problem, key=f"{setting}={cfg.kind}", hint=hint) from None
         if size is None:
             super().__init__(layers, SpatialSoftmax(out[2], out[3]))
             self.out_size = 2 * out[1]
@@ -141,7 +141,7 @@ class Encoder(nn.Module):
 
 def _make(shape: ImageShape, cfg: EncoderConfig, key: str) -> nn.Module:
     if cfg._target_ is None:
-        return ImageEncoder(shape, cfg)
+        return ImageEncoder(shape, cfg, f"{key}.encoder.kind")
     return make_own(cfg._target_, f"{key}.encoder", "my_networks.MyEncoder", {"shape": shape, "cfg": cfg})
 
 

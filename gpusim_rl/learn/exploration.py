@@ -24,7 +24,7 @@ class Exploration:
         self.policy, self.horizon, num_envs, head = policy, cfg.horizon, env.num_envs, policy.head
         self._generator = make_generator(device, seed)
         self.hidden: Hidden = policy.initial_state(num_envs)
-        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)  # for the next rollout
+        self.is_first = torch.ones(num_envs, dtype=torch.bool, device=device)  # an episode begins with the rollout
         self.noise = ActionNoise(
             cfg.noise, env, f"{section}.noise", horizon=cfg.horizon, columns=head.num_noise, device=device
         )
@@ -54,7 +54,7 @@ class Exploration:
         return self.sampled.action
 
     def record(self, step: Transition) -> None:
-        """Record a step and carry over the recurrent state."""
+        """Record a step and keep the recurrent state, zeroed where an episode ended."""
         assert self.sampled is not None, "act() comes before record()"
         self.rollout.write(self.step, self.acted_on, self.hidden, self.is_first, self.sampled, step)
         for state, new in zip(self.hidden, self.sampled.hidden, strict=True):
@@ -85,7 +85,7 @@ class Exploration:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator and, under `episodes`, the state of unfinished episodes."""
+        """Return the generator's state and, under `episodes`, the state of unfinished episodes."""
         return {
             "noise_generator": self._generator.get_state(),
             "episodes": {

@@ -23,7 +23,7 @@ Loss = Callable[[dict[str, Tensor], Tensor, Hidden, Tensor | None], Tensor]
 
 
 def chunk_samples(minibatch: int) -> int:
-    """Return the chunk size [samples]: a quarter of a minibatch, or more if that would be small.
+    """Return the chunk size [samples]: a quarter of the minibatch, at most `CPU_CHUNK`; more if the minibatch is small.
 
     Independent of the machine, so that runs are reproducible bit for bit.
     """

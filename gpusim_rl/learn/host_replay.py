@@ -108,13 +108,13 @@ class HostReplay:
         self.memory.cut()
 
     def clear(self) -> None:
-        """Remove all transitions."""
+        """Remove all transitions, including the prefetched ones."""
         self._wait()
         self.memory.clear()
         self._draw()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return memory and generator state."""
+        """Return the state of the memory, and of the generator before the prefetched sample."""
         self._wait()
         return {**self.memory.state_dict(), "generator": self._drawn_with.clone()}
 

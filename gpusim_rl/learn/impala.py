@@ -37,8 +37,8 @@ def vtrace(
     Truncated episodes bootstrap with V(final_obs) in the advantage too, as the next target belongs to another episode.
     See `gae` for the arguments from `reward` to `gamma`.
 
-    `log_ratio` is log(pi(a_t|s_t) / mu(a_t|s_t)) of learning policy pi and acting policy mu. `clip` limits the ratio in
-    the target (rho-bar; c-bar is 1), `advantage_clip` limits it in the advantage (None if the loss contains the ratio).
+    `log_ratio` is log(pi(a_t|s_t) / mu(a_t|s_t)) of learning policy pi and acting policy mu; `lam` scales the traces.
+    `clip` limits the ratio in the target (rho-bar; c-bar is 1), `advantage_clip` in the advantage (None: unweighted).
 
     Returns:
         Advantages, weighted by the clipped ratio, and critic targets.

@@ -62,7 +62,7 @@ class Samples:
         valid: Tensor,
         clip: float,
     ) -> Samples:
-        """Precompute values for all passes; `valid` is 1.0 or 0.0; `clip` is the clip range of ratio and value."""
+        """Precompute values that epochs share; `valid` is 1.0 or 0.0; `clip` is the clip range of ratio and value."""
         cost = -advantage
         least = torch.add(cost, cost.abs(), alpha=-clip)
         return cls(action, distribution, log_prob, cost, least, value - clip, value + clip, target, valid)

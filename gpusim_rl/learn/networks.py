@@ -90,7 +90,7 @@ class MLP(nn.Sequential):
         return super().forward(input)
 
     def cast_together(self, x: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch out"]:
-        """Match autocast bit for bit, but cast all weights in one kernel and all gradients in another."""
+        """Return the same bits as with autocast, but cast all weights in one kernel and all gradients in another."""
         cast = iter(_Cast.apply(dtype, *self.parameters()))  # type: ignore[reportArgumentType]
         for layer in self:
             x = functional.linear(x, next(cast), next(cast)) if isinstance(layer, nn.Linear) else layer(x)
@@ -222,7 +222,7 @@ class ActorCritic(Policy):
 
     @property
     def recurrent(self) -> bool:
-        """True if there is a recurrent state, including older frames."""
+        """True if the policy carries state between steps: an RNN's state or older frames of the stacks."""
         return self.actor.rnn is not None or self.images.num_states > 0
 
     def initial_state(self, batch: int) -> Hidden:

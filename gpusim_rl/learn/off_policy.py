@@ -276,7 +276,7 @@ class OffPolicy(Algorithm):
             obs["policy"] = torch.cat([obs["policy"], features], dim=-1)
 
     def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Update the critics; return losses and Q values [members, batch], expected returns [batch], norm, `bad`."""
+        """Update critics; return losses and Q values [members, batch], mean target [batch], gradient norm and `bad`."""
         with torch.no_grad():
             target, expected = self.targets(batch)
         policy = self.policy
@@ -361,7 +361,7 @@ class OffPolicy(Algorithm):
         raise NotImplementedError
 
     def _imitation(self, batch: Batch, action: Tensor, q: Tensor) -> Tensor:
-        """Return the squared distance to demonstrated actions times |Q| (Fujimoto and Gu 2021, arXiv 2106.06860)."""
+        """Return the squared distance to demonstrations, times mean |Q| (Fujimoto and Gu 2021, arXiv 2106.06860)."""
         distance = (action - batch.action)[-self._num_shown :].square().sum(dim=-1)
         counts = batch.weight[-self._num_shown :]
         mean = distance @ (counts / counts.sum().clamp(min=torch.finfo(torch.float32).tiny))

@@ -37,13 +37,13 @@ SOFT_BOUND = 1.1
 class OnPolicy(Algorithm):
     """Base class of algorithms that learn from a rollout of the newest policy, including BC and distillation.
 
-    The loss is the mean over the valid samples of a batch (by default, the whole rollout); policy is -log pi(a|s) A:
+    The loss is the mean over the valid samples of a batch (default: the whole rollout), with policy = -log pi(a|s) A:
 
         policy + 0.5 value_coef * value + bounds_coef * bounds - entropy_coef * entropy
 
     Observation statistics are updated after the optimiser steps, so that the learning policy is the one that acted.
-    Return statistics are updated before them, so that critic targets always have unit scale. Sums over samples cover
-    all data-parallel processes. A step with a non-finite gradient is skipped and counted.
+    Statistics of returns are updated before these steps, so that critic targets always have unit scale. Sums over
+    samples cover all data-parallel processes. A step with a non-finite gradient is skipped and counted.
 
     Attributes:
         exploration: Action sampling and rollout recording.
@@ -97,7 +97,7 @@ class OnPolicy(Algorithm):
         return {**weights, "loss/bounds": cfg.bounds_coef, "policy/entropy": -cfg.entropy_coef}
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Set the names of a step's statistics and their loss weights."""
+        """Set the names and loss weights of the statistics that `chunk_loss` returns."""
         self.losses = tuple(weights)
         self._coefficients = torch.tensor([*weights.values()], device=self.device)
         self._logged = {name for name in self.losses[2:] if not weights[name]}  # no gradient

@@ -53,13 +53,13 @@ class MaskedAdamW(torch.optim.AdamW):
         self._finite_steps = torch.zeros((), dtype=torch.int32, device=device)  # since the scale changed
 
     def gradients(self, loss: Tensor, weight: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return the gradients of a loss, or of weighted losses; zeros for unused parameters."""
+        """Return the gradients of a loss, or of weighted losses, times the loss scale; zeros for unused parameters."""
         if self._scale is not None:
             weight = self._scale if weight is None else weight * self._scale
         return torch.autograd.grad(loss, self.parameters, weight, materialize_grads=True)
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Set the gradients of the next step; return their norm before clipping, and whether it is non-finite."""
+        """Unscale and set the next gradients; return their norm before clipping, and whether it is non-finite."""
         if self._scale is not None:
             gradients = _KERNELS._foreach_mul([*gradients], self._scale.reciprocal())
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -108,7 +108,7 @@ class MaskedAdamW(torch.optim.AdamW):
         count -= self.found_inf
 
     def moments(self) -> list[dict[str, Tensor]]:
-        """Return a copy of each parameter's Adam state (moments and step count); empty before the first step."""
+        """Return copies of the parameters' Adam states, empty before the first step; the first has the loss scale."""
         saved = [{name: value.clone() for name, value in self.state.get(p, {}).items()} for p in self.parameters]
         if self._scale is not None:
             saved[0] |= {"scale": self._scale.clone(), "finite_steps": self._finite_steps.clone()}

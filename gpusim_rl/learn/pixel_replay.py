@@ -20,7 +20,7 @@ BLOCK = 8
 """Number of consecutive frames compressed together; larger blocks save memory, but are slower to sample."""
 
 RATIO = 3
-"""Compression ratio of rendered frames (benchmarks/updates/pixel_replay.json)."""
+"""Assumed LZ4 compression ratio of rendered frames (benchmarks/updates/pixel_replay.json)."""
 
 
 class PlainFrames:

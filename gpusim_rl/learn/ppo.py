@@ -48,8 +48,8 @@ def _at_least(x: Tensor, low: Tensor) -> Tensor:
 class AdaptiveRate:
     """Adaptation of a learning rate within [low, high] to the policy's KL divergence [nat], by rl_games' rule.
 
-    The rate is divided by 1.5 above twice the threshold and multiplied by 1.5 below half of it; a KL of 0 (no valid
-    sample) or NaN leaves it unchanged.
+    The rate is divided by 1.5 if the KL exceeds twice the threshold, and multiplied by 1.5 if it is below half of the
+    threshold; a KL of 0 (no valid sample) or NaN leaves the rate unchanged.
     """
 
     def __init__(self, threshold: float, low: float, high: float, device: torch.device) -> None:

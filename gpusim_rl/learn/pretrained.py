@@ -1,4 +1,4 @@
-"""Pretrained image encoders, from `gpusim-rl pretrain-encoder` or ImageNet (two networks). Never downloads."""
+"""Pretrained image encoders, from `gpusim-rl pretrain-encoder` or ImageNet (two networks); nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pretrained(nn.Module):
     Args:
         sizes: Features per group.
         side: Height and width to resize images to, or None.
-        words: Description to show.
+        words: Description for the log.
     """
 
     def __init__(

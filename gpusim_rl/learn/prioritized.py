@@ -30,7 +30,7 @@ class Priorities:
         self._steps = self.values[:slots].view(replay.num_steps, replay.num_envs)
 
     def after_write(self, number: int) -> None:
-        """Update the priorities that the last `number` written steps affect."""
+        """Give the largest priority to windows completed by the last `number` steps, and 0 to incomplete windows."""
         replay = self.replay
         back = torch.arange(min(number + replay.n_step, replay.num_steps), device=self.largest.device)
         step = replay.total - 1 - back

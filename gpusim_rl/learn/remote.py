@@ -16,7 +16,7 @@ from gpusim_rl.learn.impala import Impala
 from gpusim_rl.learn.networks import SampledActions
 from gpusim_rl.learn.off_policy import OffPolicy
 
-TRANSITIONS = "transitions"  # entry of an acting state with the learner's transition count
+TRANSITIONS = "transitions"  # key of the learner's transition count in an acting state
 
 
 class Remote(ABC):
@@ -44,7 +44,7 @@ class Remote(ABC):
         """Return the rollout tensors that an actor sends, each with its env dimension."""
 
     def begin_episodes(self) -> None:
-        """Begin new episodes in all envs of the actor."""
+        """Reset the algorithm's per-episode state, as all envs of the actor begin new episodes."""
         getattr(self.algorithm, "exploration", self.algorithm).begin_episodes()
 
     # In the learner

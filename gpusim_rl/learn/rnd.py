@@ -19,7 +19,7 @@ from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.rollout import Rollout
 from gpusim_rl.settings.schema import PPOConfig
 
-DISCOUNT = 0.99  # with `normalize`: discount of the reward sums by whose standard deviation rewards are divided
+DISCOUNT = 0.99  # of the intrinsic return; `normalize` divides rewards by the return's standard deviation
 
 
 class RandomDistillation(Extension):

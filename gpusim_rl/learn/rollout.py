@@ -75,7 +75,7 @@ class Rollout:
         num_actions, uint8 = env.action_space.size, torch.uint8
         self.obs = {group: empty(time, envs, size) for group, size in env.obs_sizes.items()}
         self.obs |= {group: empty(time, envs, *shape, dtype=uint8) for group, shape in env.images.items()}
-        # Each of these is written by one operation; the other attributes are views.
+        # One operation writes each of the following four; `action`, `value`, `reward` and the masks are views.
         self._drawn = empty(time, envs, num_actions + num_parameters)
         self._numbers = empty(time, 2, envs)
         self._masks = empty(time, 4, envs, dtype=torch.bool)

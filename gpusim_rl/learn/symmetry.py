@@ -21,7 +21,7 @@ from gpusim_rl.spaces import SignedPermutation
 SYMMETRY_LOSS = "loss/symmetry"
 IMAGE = "image of "  # prefix of mirrored inputs
 AUGMENTED = ("loss/policy", "loss/value", "loss/bounds")
-"""Losses averaged over samples and their mirror images; entropy and KL use only the samples."""
+"""Losses averaged over samples and their mirror images; entropy and KL use only the original samples."""
 
 
 class Symmetry(Extension):

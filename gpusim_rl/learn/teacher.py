@@ -32,11 +32,11 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
     trained = context.load_policy(name)
     theirs, ours = trained.obs_sizes["policy"], env.obs_sizes.get(group)
     if ours is None:
-        problem, hint = "needs numeric observations, but these envs have only images", f"Try adding a group {group!r}"
+        problem, hint = "needs numeric observations, but these envs have only images", f"Try adding group {group!r}"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     if theirs != ours:
         problem = f"the policy's observation size is {theirs}, but group {group!r} of this task has size {ours}"
-        hint = "Try that run's task, and its `task.observations` (config.yaml) with used=false for teacher-only terms"
+        hint = "Try `task` and `task.observations` from that run's config.yaml, with used=false for teacher-only terms"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     return trained
 
@@ -138,7 +138,7 @@ ACTING = "actor.", "head.", "encoder.", "obs_norm.policy."  # prefixes of the pa
 
 
 def begin_from(policy: Policy, settings: Any, env: EnvSpec, context: LearnerContext, name: str) -> None:
-    """Copy actor and observation statistics from a run, checkpoint or task; raise ConfigError if they do not match."""
+    """Copy the actor's weights and observation statistics from a run, checkpoint or task, or raise ConfigError."""
     trained = _load(env, context, "start_from", name, "policy")
     if not (isinstance(policy, ActorCritic) and isinstance(trained.policy, ActorCritic)):
         problem = "both runs must use ppo, amp, a2c, reinforce, impala, distill or bc"

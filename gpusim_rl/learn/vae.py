@@ -35,7 +35,7 @@ class VAE(nn.Module):
         super().__init__()
         self.shape = shape
         cfg = EncoderConfig(_target_=None, kind=kind, frames=1)  # type: ignore[arg-type]
-        self.encoder = ImageEncoder(shape, cfg)
+        self.encoder = ImageEncoder(shape, cfg, "--kind")
         self.mean, self.log_var = (nn.Linear(self.encoder.out_size, latents) for _ in range(2))
         height, width, channels = shape
         rows, columns = (-(-size // 2**HALVINGS) for size in (height, width))
@@ -69,7 +69,7 @@ class VAE(nn.Module):
     def losses(
         self, images: UInt8[Tensor, "batch height width channels"], noise: Float[Tensor, "batch latents"]
     ) -> tuple[Tensor, Tensor]:
-        """Return squared error and KL divergence [nats], averaged over images, 0-dim."""
+        """Return reconstruction loss and KL divergence [nat], averaged over images, 0-dim."""
         x = scaled(images, torch.float32)
         features = self.encoder(x)
         mean, log_var = self.mean(features), self.log_var(features)

@@ -60,9 +60,9 @@ def test_encoder_scales_pixels_and_accepts_any_batch_shape(kind):
 
 
 def test_encoder_rejects_too_small_images():
-    with raises(ConfigError, key="encoder.kind=nature"):
+    with raises(ConfigError, key="ppo.network.encoder.kind=nature"):
         Encoder({"camera": SHAPE}, encoder_config(kind="nature"), "ppo.network")
-    with raises(ConfigError, key="encoder.kind=spatial"):
+    with raises(ConfigError, key="ppo.network.encoder.kind=spatial"):
         Encoder({"camera": (4, 16, 2)}, encoder_config(kind="spatial"), "ppo.network")
 
 

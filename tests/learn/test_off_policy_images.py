@@ -233,7 +233,7 @@ def test_unsupported_image_settings_are_rejected() -> None:
         learner("sac", replay={"capacity": 20})  # windows of 3 steps, stacks of 3 frames
     with raises(ConfigError, key="sac.demonstrations.file"):
         learner("sac", demonstrations={"file": "x.pt"})
-    with raises(ConfigError, key="encoder.kind=nature"):
+    with raises(ConfigError, key="sac.network.encoder.kind=nature"):
         learner("sac", network={"encoder": {"kind": "nature"}})
     it = learner("sac")
     with pytest.raises(ConfigError, match=r"^algo=sac: .* Try actors=none, or"):

@@ -58,7 +58,7 @@ def test_pretraining_on_frames_of_a_trained_policy(tmp_path, monkeypatch):
         ([*TASK, "task.height=12", "--policy", "trained"], "task.height=12: "),
         ([*TASK, "--out", "x.npz"], "got 'x.npz'"),
         ([*TASK, *SMALL, "--frames", "20"], "--frames: "),
-        ([*TASK, *SMALL, "--kind", "nature"], "encoder.kind=nature: "),
+        ([*TASK, *SMALL, "--kind", "nature"], "--kind=nature: "),
     ],
 )
 def test_bad_input_is_rejected_in_one_line(arguments, words, tmp_path, monkeypatch, capsys):
