@@ -93,8 +93,8 @@ class TaskError(UserError):
 def closest(name: str, options: Iterable[str], similarity: float = 0.6) -> str | None:
     """Return the option most similar to `name`, ignoring case, or None if no similarity reaches `similarity` (0 to 1).
 
-    The first letter is rarely mistyped: an option with a different one must reach `SURE`, contain the name, or be an
-    anagram of it. The same holds for an option that differs from a three-letter name in two letters.
+    The first letter is rarely mistyped: an option with a different first letter must reach `SURE`, contain the name, or
+    be an anagram of it. The same holds for an option that differs from a three-letter name in two letters.
     """
     by_lower, lower = {option.lower(): option for option in options}, name.lower()
     for close in difflib.get_close_matches(lower, by_lower, n=3, cutoff=similarity):
@@ -138,12 +138,12 @@ def import_optional(module: str, requirement: str, needed_by: str) -> ModuleType
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class if there is none."""
+    """Return the first line of an error's message, or the name of its class if the message is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def on_one_line(text: str) -> str:
-    """Return `printable` text on one line: a newline in a name must not look like a second message."""
+    """Return `printable(text)` with escaped newlines, so that a newline in a name cannot look like a second message."""
     return printable(text).replace("\n", "\\n")
 
 
@@ -153,7 +153,7 @@ def printable(text: str) -> str:
 
 
 def say(*lines: str, file: TextIO | None = None) -> None:
-    """Print lines to `file` or stdout, escaping control characters: names may be untrusted. All commands use it."""
+    """Print lines to `file` or stdout for all commands, escaping control characters, since names may be untrusted."""
     print("".join(f"{on_one_line(line)}\n" for line in lines), end="", file=file)
 
 
@@ -223,7 +223,7 @@ def one_line_if_out_of_memory(num_envs: int) -> Iterator[None]:
 
 
 def described(error: Exception | SystemExit) -> str:
-    """Return an exception's class, first line, and location in the user's code (else where it was raised)."""
+    """Return an error's class, first line, and innermost location outside installed packages (else where raised)."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if "-packages" not in frame.filename] or frames
     place = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
@@ -231,7 +231,7 @@ def described(error: Exception | SystemExit) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is a failed allocation or a thread that could not start."""
+    """Return whether an error reports a failed allocation, or a thread that could not start."""
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)
 
 

@@ -134,12 +134,12 @@ ISAACGYMENVS = {
     "capture_video_len": "Try gpusim-rl record <run folder> --steps <control steps>",
     "pbt": "Try gpusim-rl tune method=pbt (docs/distributed.md)",
     "num_threads": "Did you mean 'sim.num_threads'?",
-    "physics_engine": f"Try one of sim={', '.join(SIMULATORS)}",
-    "pipeline": f"Try one of sim={', '.join(SIMULATORS)}, and device=cpu or cuda",
+    "physics_engine": f"Try one of sim={', sim='.join(SIMULATORS)}",
+    "pipeline": f"Try one of sim={', sim='.join(SIMULATORS)}, and device=cpu or device=cuda",
     "graphics_device_id": "Training does not render. Try gpusim-rl record <run folder>",
     "task.sim": "Try task.physics_hz (substeps / dt) and task.control_hz; solver settings are in the MJCF",
-    "task.env": "Task settings are directly in task, e.g. task.episode_length; see docs/migrating_from_isaacgymenvs.md",
-    "train": "Learning settings are in ppo, e.g. ppo.learning_rate; see docs/migrating_from_isaacgymenvs.md for all",
+    "task.env": "Try the `task` section, e.g. task.episode_length; see docs/migrating_from_isaacgymenvs.md",
+    "train": "Try the `ppo` section, e.g. ppo.learning_rate; see docs/migrating_from_isaacgymenvs.md",
 }
 """Hints for keys from IsaacGymEnvs and all keys below them."""
 OURS = {

@@ -151,7 +151,7 @@ def _help() -> str:
 
 
 def sweep_summary(outcomes: Sequence[tuple[Sequence[str], RunResult]], console: str) -> str:
-    """Return a table, or JSON, of a sweep's results by the overrides that differ."""
+    """Return a sweep's results as a table with the overrides that differ, or as JSON; empty if `console` is quiet."""
     if console == "quiet":
         return ""
     if console == "json":
@@ -269,7 +269,7 @@ def _take_tuned(config: dict[str, Any], name: str, arguments: Sequence[str]) -> 
 
 
 def _primary(saved: SavedRun | None, arguments: Sequence[str]) -> str:
-    """Return the primary config: ours, or a saved run's without overridden groups such as `sim=mjwarp`."""
+    """Return the primary config's name: ours, or a saved run's, stored without overridden groups like `sim=mjwarp`."""
     if saved is None:
         return "config"
     primary = read_yaml(paths.cfg_dir() / "config.yaml")

@@ -18,7 +18,7 @@ MOVED = {
 
 
 def upgrade_settings(settings: dict[str, Any]) -> None:
-    """Add settings that our yamls have gained for the run's algorithm, simulator and envs; drop removed settings."""
+    """Add settings that our yamls have gained for the run's algorithm, simulator and envs; rename or drop old ones."""
     defaults = read_yaml(paths.cfg_dir() / "config.yaml")
     if "encoder" in settings:
         settings["pretrained"] = settings.pop("encoder")
@@ -42,7 +42,7 @@ def upgrade_settings(settings: dict[str, Any]) -> None:
 
 
 def _with_defaults(file: Path) -> dict[str, Any]:
-    """Read a yaml with its defaults list (`/learn/on_policy@ppo`, `auto`, `_self_`); later entries win."""
+    """Read a yaml with its defaults list (`/learn/on_policy@ppo`, `auto`, `_self_`); later entries take precedence."""
     own = read_yaml(file)
     found: dict[str, Any] = {}
     for entry in reversed(own.pop("defaults", ["_self_"])):

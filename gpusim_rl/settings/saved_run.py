@@ -46,7 +46,7 @@ class SavedRun:
 def continue_run(
     arguments: Sequence[str], config_dir: str | Path | None, named: Sequence[Named] = ()
 ) -> tuple[list[str], SavedRun | None]:
-    """Return arguments without redundancies, and the run of `checkpoint=` or None; raise ConfigError if not trusted."""
+    """Return arguments that do not repeat the run of `checkpoint=`, and that run (or None), or raise ConfigError."""
     typed = {key_of(text): value_of(text) for text in arguments if is_override(text)}
     name = typed.get("checkpoint", "null")
     if name == "null":
@@ -69,7 +69,7 @@ def continue_run(
     asked = typed.get("recipe", "auto")
     recipe = settings["recipe"] = settings["recipe"] or (asked if asked != "auto" else None)  # older runs have none
     if asked not in ("auto", recipe):
-        problem = f"checkpoint of another recipe: {saved.place} trained {recipe}, but {asked} is requested"
+        problem = f"checkpoint of another recipe: {saved.place} used {recipe}, but {asked} is requested"
         raise ConfigError(problem, hint="Try without recipe=")
     repeated = {NO_YAML, f"recipe={asked}", f"algo={last_value(overrides, 'algo') or trained}"}
     task = last_value(overrides, "task") or default_choice("task")
@@ -144,7 +144,7 @@ def repeating_words(
 ) -> list[str]:
     """Return a command line that repeats a run, with keys from the record and values from the settings in `where`.
 
-    Users paste the command line, and the run's files may be untrusted: it has only what a resume accepts, no raw text.
+    Users paste the command line, and the run's files may be untrusted: it has only values that a resume accepts.
     """
     check_record(overrides, where.with_name("overrides.yaml"))
     settings = check_saved_settings(settings, where, config_dir=config_dir)

@@ -211,7 +211,7 @@ class TeacherConfig:
         if self.run is not None and not self.weight:
             raise UserError("no effect with weight=0", key="run", hint="Try weight=1")
         if self.begin and not self.end:
-            raise UserError("no effect with end=0 (constant weight)", key="begin", hint="Try end=<iteration>")
+            raise UserError("no effect with end=0 (constant weight)", key="begin", hint=f"Try end={2 * self.begin}")
         _check_order(self, "begin", "end")
 
 
@@ -563,14 +563,14 @@ class PretrainedConfig:
 
     def __post_init__(self) -> None:
         if self.freeze and self.init_from is None:
-            hint = "Try gpusim-rl pretrain-encoder TASK to create an encoder"
-            raise UserError("requires init_from", key="freeze=true", hint=hint)
+            hint = "To create an encoder, run `gpusim-rl pretrain-encoder TASK`"
+            raise UserError("requires pretrained.init_from", key="freeze=true", hint=hint)
         if self.init_from in IMAGENET_ENCODERS and not self.freeze:
             key = f"init_from={self.init_from}"
             raise UserError("cannot be fine-tuned", key=key, hint="Try freeze=true")
         if self.frames > 1 and not self.freeze:
             hint = f"Try the algorithm's encoder, such as ppo.network.encoder.frames={self.frames}"
-            raise UserError("requires freeze=true", key="frames", hint=hint)
+            raise UserError("requires pretrained.freeze=true", key="frames", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

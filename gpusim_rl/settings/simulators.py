@@ -40,7 +40,7 @@ _ALL = (
 )
 SIMULATORS: Mapping[str, Simulator] = {simulator.name: simulator for simulator in _ALL}
 WARP_PYTHON = (3, 11)  # oldest Python for MuJoCo Warp 4.0; older versions support only `sim=mujoco`
-OLDER = ", in an environment without Isaac Lab and mjlab, which require older versions"  # ends advice to install
+OLDER = ", in an environment without Isaac Lab and mjlab, which require older versions"  # suffix of installation hints
 NO_SIMULATOR = "none"  # simulator name of another library's envs
 
 

@@ -23,7 +23,7 @@ LEADS_ELSEWHERE = re.compile(r"[/:\\~]|\.\.")  # path, address, or `module:Env-v
 TRUST = "If you trust the run, try trust=true (tools: --trust)"
 ENV_ID = "env.id"  # setting whose `module:` part Gymnasium imports
 
-Named = tuple[str, str]  # kind of code (`place_of`) and its path
+Named = tuple[str, str]  # kind of code (see `place_of`) and its import path
 
 
 def check_saved_settings(
