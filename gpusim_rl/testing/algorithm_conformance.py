@@ -129,7 +129,7 @@ class AlgorithmConformance:
 
     def test_iteration_runs_on_meta_tensors(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         it, kinds = self.training(name, device="meta"), [torch.optim.Optimizer]
-        for kind in kinds:  # unfused optimisers read their step counter
+        for kind in kinds:  # unfused optimisers read their step counter on the host
             kinds += kind.__subclasses__()
             monkeypatch.setattr(kind, "step", lambda *_: None)
         stats = it.iterate()
@@ -142,7 +142,7 @@ class AlgorithmConformance:
         assert [key for row in stats for key, value in row.items() if value.ndim or not value.isfinite()] == []
         after = it.algorithm.policy.state_dict()
         assert [key for key, value in leaves(after) if not value.isfinite().all()] == []
-        assert differences(before, after), "nothing learned in 6 iterations; start earlier with `settings`"
+        assert differences(before, after), "nothing learned in 6 iterations; set an earlier start in `settings`"
 
     def test_graph_replay_equals_eager_run(self, name: str) -> None:
         ends = {}

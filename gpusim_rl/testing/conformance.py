@@ -427,7 +427,7 @@ def _scene(task_class: type[Task[Any]], cfg: Any) -> Scene:
 
 
 def random_actions(env: VecEnv, steps: int, seed: int = 0) -> Iterator[Tensor]:
-    """Yield actions: new in every step for half of the envs, else held for 20 steps; some exceed the limits."""
+    """Yield actions, redrawn every step in half of the envs, held for 20 steps in the rest; some exceed the limits."""
     random = torch.Generator().manual_seed(seed)
     held = torch.zeros(env.num_envs, env.num_actions)
     for step in range(steps):
@@ -479,14 +479,14 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(a: Any, b: Any) -> list[str]:
-    """Return the paths where two nested states differ bitwise."""
+    """Return the paths at which two nested states differ."""
     first, second = dict(leaves(a)), dict(leaves(b))
     unequal = [path for path in first if path in second and not same(first[path], second[path])]
     return unequal + sorted(first.keys() ^ second.keys())
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values have equal bits; NaN equals NaN."""
+    """Return whether two values are equal (tensors: in shape, dtype and all elements); NaN equals NaN."""
     if not isinstance(a, Tensor):
         return a == b
     equal = a.shape == b.shape and a.dtype == b.dtype

@@ -17,7 +17,7 @@ Call = Callable[[], Any]
 
 
 class Recording(TorchDispatchMode):
-    """Recorder of all operations in a block; `replay` repeats them on the same memory, without running Python code."""
+    """Recorder of all operations in a block; `replay` repeats them on the same memory, without the Python code."""
 
     def __init__(self) -> None:
         super().__init__()

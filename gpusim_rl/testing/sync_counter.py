@@ -49,7 +49,7 @@ class CopyTotals:
 
 @dataclass(slots=True)
 class Work:
-    """Work of host and device in one phase; fields after `operators` need CUDA."""
+    """Work of host and device in one phase; fields after `operators` are filled only on CUDA."""
 
     to_device: CopyTotals = field(default_factory=CopyTotals)
     to_host: CopyTotals = field(default_factory=CopyTotals)
