@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gpusim_rl.errors import TaskError, UserError, described, first_line, is_out_of_memory, on_one_line
 
 END_INFO = "gpusim_rl.end"
-"""Info key of an ended episode's numbers, which are (name, value) pairs because vector envs merge dicts by type."""
+"""Info key of an ended episode's numbers: (name, value) pairs, since vector envs would merge a dict key by key."""
 HANGS_S = 600.0  # timeout for step() and reset() of envs in subprocesses [s]
 MOST_NUMBERS = 50  # maximum number of values logged per episode
 LONGEST_NAME = 60
@@ -57,7 +57,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise returned(error, self._name, "reset()") from error
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step the env; replace its info with the numbers to log at the end of an episode, else with {}."""
+        """Step the env; replace its info with the numbers to log if the episode has ended, otherwise with {}."""
         try:
             result = self.env.step(action)
         except (Exception, SystemExit) as error:

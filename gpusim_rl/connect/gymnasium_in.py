@@ -67,7 +67,7 @@ class GymnasiumEnv(Environment):
         self.steps_between_truncations = 1  # an env may truncate its episode at any step
         self.summary = f"{self.name}, {f'episode {limit} steps at most' if limit else 'no time limit'}"
         if not limit:
-            message = "%s has no time limit: evaluations stop after %d steps. Try env.max_episode_steps=<steps>"
+            message = "%s has no time limit: evaluations stop after %d steps. Set env.max_episode_steps to change this"
             logger.warning(message, self.name, EVALUATED_STEPS)
         self.frames_per_s = float(self._envs.metadata.get("render_fps") or self.frames_per_s)
         space: Any = self._observed
@@ -197,7 +197,7 @@ class GymnasiumEnv(Environment):
         self._moved |= any((value != self._first_row[group]).any() for group, value in obs.items())
         if ends is not None and ends >= REPEATED_ENDS and self._moved:
             problem = f"reset() seems to overwrite final observations ({ends} of {ends} equal the next episode's first)"
-            hint = "This makes values at time limits wrong. Try returning a copy from step(), or AutoresetMode.DISABLED"
+            hint = "Value targets at time limits are wrong. Try returning a copy from step(), or AutoresetMode.DISABLED"
             logger.warning("%s: %s. %s", self.name, problem, hint)
             ends = None
         self._repeated_ends = ends
@@ -213,7 +213,7 @@ class GymnasiumEnv(Environment):
         truncated |= over
 
     def _stats(self, infos: Mapping[Any, Any], ended: Array) -> dict[str, Tensor]:
-        """Return the numbers in the infos of ended episodes; NaN for envs whose episode continues."""
+        """Return the numbers in ended episodes' infos, [num_envs] each; NaN for envs whose episode continues."""
         if not _any(ended) and not self._stat_names:
             return {}
         missing = np.full(self.num_envs, np.nan, dtype=np.float32)
@@ -228,7 +228,7 @@ class GymnasiumEnv(Environment):
         return {name: torch.from_numpy(value) for name, value in stats.items()}
 
     def _begin_episodes(self, where: Array, obs: FlatObservation) -> FlatObservation:
-        """Begin episodes in masked envs now, or in the next step if the library cannot reset individual envs."""
+        """Begin episodes in masked envs (without reset by mask: in the next step); return finite observations."""
         self._resetting[:] = where & (not self._by_mask)
         if self._by_mask and _any(where):
             library_obs, _ = self._call("reset", options={"reset_mask": where})
@@ -330,7 +330,7 @@ _GOLDEN = round(_SEEDS * (5**0.5 - 1) / 2)
 
 
 def _final(infos: Mapping[str, Any]) -> Any:
-    """Return the last observations in infos; versions before Gymnasium 1.0 use another key."""
+    """Return the final observations in infos, if any; Gymnasium before 1.0 used another key."""
     return infos.get("final_obs", infos.get("final_observation"))
 
 

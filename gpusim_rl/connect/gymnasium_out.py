@@ -73,7 +73,7 @@ class TaskVectorEnv(VectorEnv):
     def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode in every env, or in those selected by `options["reset_mask"]`, bool [num_envs].
 
-        Returns observations [num_envs, size] and an empty dict.
+        Of a list of seeds, only the first is used. Returns observations [num_envs, size] and an empty dict.
         """
         seed = seed[0] if isinstance(seed, list) else seed
         if seed is not None:

@@ -112,7 +112,7 @@ def section(values: Any, key: str) -> dict[str, Any]:
 
 
 def look_up(values: Any, path: str) -> Any:
-    """Return the value at a path like config.gamma, or None."""
+    """Return the value at a path such as `config.gamma`, or None."""
     for key in path.split("."):
         values = values.get(key) if isinstance(values, dict) else None
     return values
@@ -124,7 +124,7 @@ def is_number(value: Any) -> bool:
 
 
 def without_references(value: Any, path: str, ignored: list[str]) -> Any:
-    """Return plain data without references to other settings; append removed paths to `ignored`."""
+    """Return plain data without `${...}` references and Hydra's special keys; append removed paths to `ignored`."""
     if isinstance(value, dict):
         kept = {key: without_references(item, f"{path}.{key}", ignored) for key, item in value.items()}
         odd = [key for key in kept if key.startswith("_") or "${" in key]  # special keys in Hydra
@@ -166,7 +166,7 @@ def camel_case(name: str) -> str:
 
 
 def read_rates(env: dict[str, Any], physics: dict[str, Any], file: str) -> dict[str, Any]:
-    """Return the settings common to all tasks, removing nested ones from `env`; raise ConfigError unless positive."""
+    """Return the settings common to all tasks, removing nested ones from `env`; all must be positive."""
 
     def positive(values: dict[str, Any], path: str) -> float | int:
         value = look_up(values, path)
@@ -192,7 +192,7 @@ def read_rates(env: dict[str, Any], physics: dict[str, Any], file: str) -> dict[
 
 
 def ppo_key(path: str) -> str:
-    """Return our key in `ppo` for an IsaacGymEnvs PPO setting, or ""."""
+    """Return our key in `ppo` for an IsaacGymEnvs PPO setting; "" if there is none."""
     above, _, leaf = path.rpartition(".")
     key = RENAMED.get(path) or f"{PLACES.get(above)}{OTHERS.get(leaf, leaf)}"
     ours = (above in PLACES or path in RENAMED) and not leaf.startswith("_")  # `_target_` names a class to import

@@ -68,7 +68,7 @@ def require_id(cfg: EnvConfig, task: str, example: str) -> None:
     """Raise ConfigError unless exactly one of `env.id` and `env._target_` is set."""
     if (cfg.id is None) == (cfg._target_ is None):
         script = "" if task == "Gymnasium" else ", or gpusim_rl.train(envs) in a script"
-        raise ConfigError(f"task={task} needs either env.id or env._target_", hint=f"Try env.id={example}{script}")
+        raise ConfigError(f"task={task} needs env.id or env._target_, not both", hint=f"Try env.id={example}{script}")
 
 
 def require_shape(action: Tensor, num_envs: int, num_actions: int) -> None:
@@ -104,7 +104,7 @@ def module_and_id(name: str) -> str:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
-            hint = f"Try pip install {error.name}, or running from the folder of {error.name}.py"
+            hint = f"Try pip install {error.name}, or running the command in the folder of {error.name}.py"
             raise ConfigError(first_line(error), key=f"env.id={name}", hint=hint) from None
         except Exception as error:
             if is_out_of_memory(error):

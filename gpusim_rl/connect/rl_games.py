@@ -20,8 +20,8 @@ class RlGamesEnv(IVecEnv):
     """One of our environments as rl_games' `IVecEnv`; a `critic` group becomes the states for `central_value_config`.
 
     `value_bootstrap` (on by default) bootstraps truncated episodes from the observation before the last step.
-    If the task's `clip_actions` is not 1, set `clip_actions: False` in rl_games; otherwise, rl_games scales [-1, 1] to
-    that limit. `device` is the learning device. The adapter resets `env`.
+    If the task's `clip_actions` is not 1, set `clip_actions: False` in rl_games, which would otherwise scale
+    actions from [-1, 1] to that limit. `device` is the learning device. The adapter resets `env`.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:

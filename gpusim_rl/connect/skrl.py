@@ -21,7 +21,7 @@ class SkrlEnv(Wrapper):
 
     The envs are reset only at construction, not by `reset()`. With `time_limit_bootstrap=True`, skrl's
     PPO bootstraps a truncated episode from the next episode's first observation; `FinalObsPPO` uses the true last one.
-    With False (skrl's default) advantages leak between episodes. `device` is the learning device.
+    With False (skrl's default), advantages leak between episodes. `device` is the learning device.
     """
 
     def __init__(self, env: VecEnv, *, device: torch.device | None = None) -> None:

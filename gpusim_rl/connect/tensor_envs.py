@@ -27,7 +27,7 @@ class TensorEnvs(Environment):
     """Vector env whose observations, rewards and termination flags are torch tensors.
 
     Attributes:
-        groups: Observation group of the library for each of our groups; `policy` is required.
+        groups: The library's observation group for each of our groups; `policy` is required.
         keeps_last_obs: Field of the library's configuration that preserves the true last observation, and its value.
         counts_ends: Whether the library logs counts of ended envs by reason (Isaac Lab logs fractions).
     """
@@ -135,7 +135,7 @@ class TensorEnvs(Environment):
         ours.wait_stream(default)
 
     def _take_names(self, extras: Mapping[str, Any]) -> None:
-        """Add the library's log names; metrics need the same columns in every step."""
+        """Add the names of the library's log entries; metrics need the same columns in every step."""
         rewards = _SUMS if self._rewards is not None else ()
         names = [name for name in extras.get("log", {}) if not name.startswith(rewards)]
         self._stat_names = [*dict.fromkeys(self._stat_names + names)]
@@ -177,7 +177,7 @@ class TensorEnvs(Environment):
         return dict(zip(self._rewards.active_terms, terms.unbind(1), strict=True))
 
     def _stats(self, ended: Mask, extras: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the library's log entries, averaged over the episodes that ended in this step."""
+        """Return the library's log entries as means, [num_envs] each; NaN for envs whose episode continues."""
         log, missing = extras.get("log", {}), torch.full((self.num_envs,), torch.nan, device=self.device)
         stats = {}
         for name in self._stat_names:
@@ -208,7 +208,7 @@ class TensorEnvs(Environment):
         return state | ({"curricula": curricula} if curricula else {})
 
     def begin_from(self, state: dict[str, Any]) -> Observation:
-        """Begin new episodes in a saved curriculum state; env i takes entry i modulo the saved number of envs."""
+        """Begin new episodes with a saved curriculum state; env i takes entry i modulo the saved number of envs."""
         self._envs.common_step_counter = int(state.get("common_step_counter", 0))
         index = torch.arange(self.num_envs, device=self.device)
         for name, term in self._curricula().items():

@@ -279,7 +279,7 @@ def fails() -> Any:
         ({"id": "brokenmod:Pendulum-v1"}, r"env.id=brokenmod:Pendulum-v1: NameError: .*Box.* \(brokenmod\.py:1\)$"),
         ({"id": "Fails-v0"}, r"env.id=Fails-v0: RuntimeError: no licence \(test_gymnasium_envs\.py:\d+\)$"),
         ({"id": "os:Pendulm-v1"}, "env.id=os:Pendulm-v1: .*Did you mean"),
-        ({"id": None}, "needs either env.id or env._target_"),
+        ({"id": None}, "needs env.id or env._target_"),
         ({"id": None, "_target_": "no_such_module.make"}, "env._target_=no_such_module.make: no module named"),
         ({"vectorization": "envpool"}, "pip install .gpusim-rl.envpool"),
         ({"vectorization": "vector_entry_point"}, "env.id=Pendulum-v1: "),

@@ -143,7 +143,7 @@ def words() -> None:
     assert line(id=GO1, physics="physx").startswith("env.physics: has no effect")
     assert line(id=GO1, cfg={"episode_length": 1}).endswith("'episode_length_s'?")
     assert line(id=GO1, vectorization="async").startswith("env.vectorization: has no effect")
-    assert line().startswith("task=MjLab needs either env.id or env._target_")
+    assert line().startswith("task=MjLab needs env.id or env._target_")
     assert "nothing_there" in line(_target_="mjlab_checks.nothing_there")
     assert line(_target_="os.getcwd").startswith("env._target_=os.getcwd: expected a ManagerBasedRlEnvCfg")
     assert line(_target_="math.sqrt").startswith("env._target_=math.sqrt: ")
