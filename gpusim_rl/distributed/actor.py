@@ -38,7 +38,7 @@ class ActorJob:
     """Picklable arguments of an actor process."""
 
     config: dict[str, Any]  # composed settings of the run
-    number: int  # from 0
+    number: int  # index of the actor, from 0
     num_actors: int
     seed: int  # the run's seed
     attempt: int = 0  # number of earlier starts

@@ -52,7 +52,7 @@ class Processes(Collective):
 
     @contextmanager
     def defer_launches(self, launch_between: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-        """Pass the all-reduce to `launch_between`, which launches it between two CUDA graphs."""
+        """Within the block, pass each all-reduce to `launch_between`, to run between replays of two CUDA graphs."""
         self._launch = launch_between
         try:
             yield
@@ -94,7 +94,7 @@ def _add_up(flat: Tensor) -> None:
 
 @contextmanager
 def joined(spec: RunSpec) -> Iterator[Collective]:
-    """Connect the processes of a run; yield `ALONE` without `multi_gpu`.
+    """Connect the processes of a run; yield their collective, or `ALONE` without `multi_gpu`.
 
     Raises ConfigError if the processes or their settings do not match.
     """
@@ -133,8 +133,8 @@ def joined(spec: RunSpec) -> Iterator[Collective]:
 def _connect(backend: str) -> Store:
     """Initialise the process group; return a separate connection to its store.
 
-    Each start has its own prefix: torch 2.13 keeps keys from before a restart in torchrun's store, where gloo reads
-    them.
+    Each start has its own prefix: torch 2.13 keeps keys from before a restart in torchrun's store, where gloo would
+    read them.
     """
     store, (rank, size) = _agent_store(), (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE"))
     if store is None:

@@ -58,12 +58,12 @@ class Engine(ABC):
         """Publish weights (host tensors) for the actors' next rollouts."""
 
     def ask_for_rollout(self, actor: int) -> None:
-        """Request a `SentRollout`."""
+        """Request a `SentRollout` from an actor."""
         self._silence.asked(actor)
         self._ask(actor, "rollout", None)
 
     def ask_for_step(self, actor: int, action: np.ndarray | None) -> None:
-        """Request a `Stepped`: a control step with the action or, without an action, the first observation."""
+        """Request a `Stepped` from an actor: a control step with `action` or, if None, the first observation."""
         self._silence.asked(actor)
         self._ask(actor, "step", action)
 

@@ -75,7 +75,7 @@ class Heartbeat:
     def _beat(self) -> None:
         """Send heartbeats, and check the other processes' heartbeats.
 
-        Timeouts count own heartbeats, not time: a process that was stopped must not blame others when it resumes.
+        Timeouts count our own heartbeats, not time: a process that was stopped must not blame others when it resumes.
         """
         before, missed = [""] * len(self._keys), [0] * len(self._keys)
         with suppress(RuntimeError):  # `_watch` notices a lost store

@@ -68,7 +68,7 @@ class SharedWeights:
 
 
 class _Process:
-    """Learner's handle of an actor process."""
+    """Learner's handle to an actor process."""
 
     def __init__(self, job: ActorJob, weights: SharedMemory) -> None:
         ours, theirs = socket.socketpair()  # unlike with a pipe, each end detects the loss of the other

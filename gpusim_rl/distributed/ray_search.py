@@ -40,7 +40,7 @@ def tune(search: Search) -> list[str]:
         study = Study(replace(search, folder=search.folder.absolute()))
         with open_file(study.search.folder / "ray.lock", "ab") as file:
             if not lock(file):  # Ray Tune numbers trials from 0 in each process
-                hint = "Wait until that process ends, or try another study=<name>"
+                hint = f"Wait until that process ends, or try study={study.search.cfg.study}-1"
                 raise ConfigError("another process is running this search", key=str(study.search.folder), hint=hint)
             if study.num_ended < search.cfg.trials:
                 _fit(study, ray.cluster_resources())
@@ -127,7 +127,7 @@ def make_scheduler(search: Search) -> Any:
         return schedulers.ASHAScheduler("iteration", stop_last_trials=False, **sizes)  # runs end by themselves
 
     class Together(schedulers.PopulationBasedTraining):  # type: ignore[reportUntypedBaseClass]
-        """Population-based scheduler that never pauses trials, since each trial has its own CPUs."""
+        """Population-based scheduler that never pauses trials, since all trials run at once."""
 
         def on_trial_result(self, tune_controller: Any, trial: Any, result: Any) -> str:
             decision = super().on_trial_result(tune_controller, trial, result)

@@ -102,7 +102,7 @@ class Rollouts(ABC):
 
 
 class ActorsRollouts(Rollouts):
-    """Rollouts of actors that run the policy with the newest weights at rollout start (with Ray: at the request)."""
+    """Rollouts of actors that run the policy with the newest weights at rollout start (with Ray: at request time)."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)

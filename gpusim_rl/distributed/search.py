@@ -58,7 +58,7 @@ class Search:
         return self.folder.parent / f"{self.cfg.study}.{number:04d}"
 
     def refuse_links(self) -> None:
-        """Raise ConfigError if a folder of the study or its trials holds links (except `latest`) or special files."""
+        """Raise ConfigError if a folder of study or trials contains links (except `latest`) or special files."""
         trials = self.folder.parent.glob(f"{self.cfg.study}.[0-9]*")
         for folder in (path for path in (self.folder, *trials) if os.path.lexists(path)):
             refuse_link(folder)

@@ -15,7 +15,7 @@ ALIGNMENT = 64  # size of a cache line [bytes]
 
 
 class SharedMemory:
-    """Anonymous file, freed when its last process ends. `fd`: descriptor from another process; None creates a file."""
+    """Anonymous file, freed when its last process ends. `fd`: file descriptor from another process; None: new file."""
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-PATIENT = 4.0  # time limit, as a multiple of the slowest actor's last answer
+PATIENT = 4.0  # time limit, as a multiple of the slowest actor's last response time
 FIRST = 10.0  # factor on the time limit for creating envs and the first answer, which compile kernels
 LOOK_S = 1.0  # minimum interval between checks [s]
 
 
 class Silence:
-    """Time for which each actor has owed an answer; `timeout_s` is the minimum time limit [s], None disables it.
+    """Time for which each actor has owed an answer; `timeout_s` is the minimum time limit [s]; None: no limit.
 
-    A check counts at most a quarter of the limit: a learner that was busy or stopped must not mistake an unread
+    Each check adds at most a quarter of the limit: a learner that was busy or stopped must not mistake an unread
     answer for a hung actor.
     """
 

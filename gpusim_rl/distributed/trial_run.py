@@ -59,7 +59,7 @@ class TrialRun:
         return str(max(new).absolute()) if new else ""
 
     def rows(self) -> Iterator[tuple[int, float]]:
-        """Yield iteration and objective of metrics rows with an objective; hold the last row until the run ends."""
+        """Yield iteration and objective of each metrics row that has one; hold back the last row until the run ends."""
         seen = 0
         while True:
             running = self.running

@@ -32,7 +32,7 @@ LOCK_S = 60.0  # timeout for another process's write to the database [s]
 FOREIGN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors that Optuna raises for a database that is malformed, untrusted or from a newer Optuna."""
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
-"""End of a rollback journal that names another file, which SQLite would delete."""
+"""End of a rollback journal that names a super-journal, a file that SQLite would delete."""
 
 
 def tune(search: Search) -> list[str]:
@@ -74,8 +74,8 @@ def database_errors(search: Search, *more: type[Exception]) -> Iterator[None]:
         cause = error.__cause__ or error
         cause = getattr(cause, "orig", None) or cause
         problem = repr(cause) if isinstance(cause, LookupError) else first_line(cause)
-        hint = f"Try the same command, which resumes the study, or study={search.cfg.study}-1"
-        raise ConfigError(problem, key=str(search.folder / DATABASE), hint=hint) from None
+        tip = "Try " if isinstance(error, more) else "Try the same command, which resumes the study, or "
+        raise ConfigError(problem, key=str(search.folder / DATABASE), hint=f"{tip}study={search.cfg.study}-1") from None
 
 
 def _run(study: Study, trial: Any) -> float:
@@ -252,16 +252,16 @@ def _connect(file: Path) -> sqlite3.Connection:
 
 
 def _check_schema(file: Path) -> None:
-    """Refuse views, triggers and virtual tables, which would run code."""
+    """Raise ValueError for views, triggers and virtual tables, which could run code."""
     kinds = ("CREATE TABLE *", "CREATE INDEX *", "CREATE UNIQUE INDEX *")
     query = "SELECT name FROM sqlite_master WHERE NOT (sql GLOB ? OR sql GLOB ? OR sql GLOB ?)"
     with closing(_connect(file)) as connection:  # not read-only: rolls back the journal of a killed search
         if found := connection.execute(query, kinds).fetchone():
-            raise ValueError(f"{found[0]} is not a plain table")
+            raise ValueError(f"contains {found[0]!r}, which is neither a table nor an index")
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], header: bool = True) -> bytes:
-    """Format rows with the same columns as CSV."""
+    """Format rows, all with the same columns, as CSV."""
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
     if header:
