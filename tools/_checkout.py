@@ -1,4 +1,4 @@
-"""First import of a tool that is run by its path: put its checkout first in sys.path; report Ctrl-C on one line."""
+"""Setup that tools run by path import first: put their checkout first in sys.path; report Ctrl-C on one line."""
 
 from __future__ import annotations
 

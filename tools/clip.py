@@ -75,7 +75,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def record(args: argparse.Namespace) -> None:
-    """Record a policy in one env, without sensor noise, randomisation, pushes or start offsets from a clip."""
+    """Record a policy in one env, without sensor noise, initial-state noise, randomisation or pushes."""
     import numpy as np
 
     from gpusim_rl.env import VecEnv
@@ -217,7 +217,7 @@ def play(args: argparse.Namespace) -> None:
     if args.robot is None:
         robot = robot_of(clip)
         if robot is None:
-            hint = f"Try gpusim-rl clip play {shlex.quote(str(args.file))} <robot>"
+            hint = f"Add the robot, as in gpusim-rl clip play {shlex.quote(str(args.file))} g1"
             raise ConfigError("no bundled robot has these joints", key=args.file, hint=hint)
         args.robot = robot.stem
         clip = read(args)

@@ -112,7 +112,7 @@ def collect(args: argparse.Namespace) -> Demonstrations:
         kept = [episode for episode in episodes if keeps(args.keep, episode, env.name)]
         if not kept:
             best = max(episode.reward for episode in episodes)
-            raise ConfigError(f"no episode of {len(episodes)} passed --keep; the best return is {best:.4g}")
+            raise ConfigError(f"none of {len(episodes)} episodes passed --keep; the best return is {best:.4g}")
         new = joined(kept, env, executed=actor is None)
     try:
         shown = new if before is None else demonstrations.concatenate(before, new)
@@ -167,7 +167,7 @@ def open_script_envs(args: argparse.Namespace) -> Player:
         raise ConfigError("no task given", key=args.source, hint=f"Try {shlex.quote(args.source)} task=<task>")
     for setting in args.settings:
         if not setting.startswith(SETTINGS):
-            raise ConfigError(key=setting, expected="task.<setting> or sim.<setting>", hint="Try flags: --num-envs")
+            raise ConfigError(key=setting, expected="a setting of task, sim or device", hint="Try --num-envs")
     import_from_current_folder()
     sim = [] if args.sim is None else [f"sim={args.sim}"]
     spec = load_spec(compose([*args.settings, *sim], args.config_dir), [])
@@ -245,7 +245,7 @@ def record(
     steps: int | None,
     name: str,
 ) -> list[Episode]:
-    """Step the envs; return the same number of episodes from each, which avoids a bias towards short episodes.
+    """Step the envs and return their episodes; `episodes` takes equally many per env, to avoid a bias to short ones.
 
     Args:
         player: Envs at the start of an episode.

@@ -114,7 +114,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def new_task(args: argparse.Namespace) -> list[str]:
     """Write all files or none; return the lines to print."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", args.name):
-        raise ConfigError(key="name", expected="a class name (letters and digits)", got=args.name, hint="Try Reach")
+        raise ConfigError(key="name", expected="a CamelCase class name", got=args.name, hint="Try Reach")
     if args.name in tasks():
         raise ConfigError(f"task {args.name!r} already exists", hint=f"Try My{args.name}")
     if not args.out.is_dir():
@@ -345,7 +345,7 @@ def take_ppo(draft: Draft, file: Path, name: str) -> None:
         return True
 
     def ignored(values: dict[str, Any], above: str = "") -> list[str]:
-        """Return ignored paths; a section stands for its contents if all of them are ignored."""
+        """Return the paths of ignored settings; a section stands for its contents if all of them are ignored."""
         found = []
         for key, value in values.items():
             path = f"{above}{key}"
@@ -692,7 +692,7 @@ def velocity_texts(draft: Draft, feet: list[str]) -> tuple[str, str]:
     urdf = not draft.from_menagerie and is_urdf(Path(draft.robot))
     free = draft.free_base or urdf  # URDF has no free joints
     if urdf and not draft.free_base:
-        draft.notes.append("the robot's base is free, as with --free-base, which walking needs")
+        draft.notes.append("the robot's base is free, as with --free-base, because walking needs it")
     if not urdf and not draft.from_menagerie:
         spec = read_spec(draft.robot)
         keys, degrees = [key.name for key in spec.keys if key.name], bool(spec.compiler.degree)

@@ -100,7 +100,7 @@ def play(args: argparse.Namespace) -> None:
 
 
 def replay(args: argparse.Namespace) -> None:
-    """Replay a dump in a window, or print a description of it."""
+    """Replay a dump in a window, or print a line per step with `--viewer none`."""
     limit_openmp_spin()  # before torch is imported
     from gpusim_rl.view.replay_dump import DumpReplay
 

@@ -56,7 +56,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("--frames", "frames to train on", "Training", type=positive, default=20_000)
     parser.option("--epochs", "passes over the frames", "Training", type=positive, default=20)
     parser.option("--batch-size", "frames per minibatch", "Training", type=positive, default=128)
-    parser.option("--learning-rate", "step size of Adam", "Training", type=number(float, 0), default=2e-3)
+    parser.option("--learning-rate", "learning rate of Adam", "Training", type=number(float, 0), default=2e-3)
     parser.option("--policy", choices=["random", "trained"], default="random")
     parser.options("--num-envs", "--seed", "--device", num_envs=64)
     parser.option("--out", ".pt", note="TASK.encoder.pt in the current folder")

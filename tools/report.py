@@ -88,7 +88,7 @@ def pace(group: Group) -> None:
 
 
 def replay(group: Group, args: argparse.Namespace) -> None:
-    """Add a 3D replay of the group's best run (an animation for another library's envs), or why there is none."""
+    """Add a 3D replay of the group's best run (an animation for another library's envs), or say why there is none."""
     from gpusim_rl.env import VecEnv
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.video import caption_words, moving_picture

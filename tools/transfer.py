@@ -90,7 +90,7 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
     for name in wanted:
         if name not in GROUPS:
             hint = f"{did_you_mean(name, GROUPS)} Available: {', '.join(GROUPS)}"
-            raise ConfigError("unknown variants", key=f"--only {name}", hint=hint)
+            raise ConfigError("unknown group of variants", key=f"--only {name}", hint=hint)
     import_extra("matplotlib", "view", "transfer")
     with closing(open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = plan(probe, args.seconds)
@@ -177,7 +177,7 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
         noise = {"range": [1.0, share], "operation": "scaling", "distribution": "gaussian"}
         variants.append(Variant(f"noise {share:.0%}", "noise", randomized(observations=noise)))
     same = not as_trained["task.randomize"] and as_trained["task.observations"] == sensors
-    reason = "the run was trained without noise and randomisation" if same else ""
+    reason = "the run was trained without noise or randomisation" if same else ""
     variants.append(Variant("as trained", "trained", as_trained, reason=reason))
     variants.append(Variant("exported", "exported"))
     return plain, variants
@@ -289,7 +289,7 @@ def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[str]:
-    """Return the names of the metrics next to the return: length, task metrics, and divergences if any."""
+    """Return the names of the other metrics shown: length, task metrics, and divergences if any."""
     own = [name for name in rows[0] if name.startswith("task/")]
     return ["length_mean", *own, *(["diverged"] if any(row.get("diverged") for row in rows) else [])]
 

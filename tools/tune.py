@@ -82,8 +82,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         ("study=NAME", "study to start or continue"),
         ("space=FILE", "yaml of the search space"),
         ("pruner=NAME", "hyperband, median or none, with optuna (default: hyperband)"),
-        ("grace=N", "minimum iterations per trial, with asha and pbt"),
-        ("stall_s=S", "time without output after which a trial counts as lost [s] (default: 600)"),
+        ("grace=N", "iterations before asha may stop a trial, or between changes by pbt (default: a ninth of a run)"),
+        ("stall_s=S", "time without a new metrics row after which a trial fails [s] (default: 600)"),
     ]
     parser.option("--config-dir")
     return parser.parse_intermixed_args(argv)

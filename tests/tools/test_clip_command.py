@@ -146,4 +146,4 @@ def test_clip_plays_in_a_browser(clip):
 def test_clip_of_unknown_robot_asks_for_a_robot(clip, tmp_path):
     trot = load(MOTIONS / "go1_trot.npz")
     save(tmp_path / "x.npz", replace(trot, joint_names=tuple(f"j{i}" for i in range(12))))
-    assert "Try gpusim-rl clip play x.npz <robot>" in clip("play", "x.npz", code=2).stderr
+    assert "gpusim-rl clip play x.npz g1" in clip("play", "x.npz", code=2).stderr

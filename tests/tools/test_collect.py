@@ -202,7 +202,7 @@ def test_episodes_are_filtered_by_success_or_return(collect: Callable[..., int],
     [
         (("push.py",), "Try push.py task=<task>"),
         (("none.py", "task=Cartpole", "sim=none"), "none.py: no such script"),
-        (("push.py", "task=Cartpole", "num_envs=7"), "num_envs=7: expected task.<setting>"),
+        (("push.py", "task=Cartpole", "num_envs=7"), "num_envs=7: expected a setting of task"),
         (("push.py", "task=Cartpole", "sim=none", "--out", "new/x.npz"), "--out new/x.npz: "),
         (("Quadcopter", "--out", "x.pt"), "got 'x.pt'"),
         (("empty.py", "task=Cartpole"), "empty.py: no function named controller"),
