@@ -128,7 +128,7 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
     add(
         "--in-full",
         action="store_true",
-        help="do not train; evaluate policies of other recipes in the full task, if their run folders exist",
+        help="do not train; evaluate policies trained with other recipes in the full task, if their run folders exist",
     )
     add("--jobs", type=int, default=1, help="concurrent runs, each on its share of the CPUs (default: 1)")
     add(
@@ -240,7 +240,7 @@ def learn(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("interrupted: stopping training runs, with a checkpoint each", file=sys.stderr)
             interrupted = True
-        finally:  # do not start pending trainings; running ones save their results
+        finally:  # do not start pending training runs; active ones save their results
             stop.set()
             pool.shutdown(cancel_futures=True)
     outcomes = list(known.values())

@@ -159,7 +159,7 @@ def check_input(args: argparse.Namespace) -> None:
         raise ConfigError(f"--device must be cuda, cuda:<index> or cpu, got {args.device}")
     for text in args.overrides:
         if text.partition("=")[0] in ("task", "num_envs", "device") or "=" not in text:
-            raise ConfigError(f"{text}: task and sizes are fixed; see --device, --env-counts, --quick")
+            raise ConfigError(f"{text}: expected key=value, not task, num_envs or device; try --env-counts or --device")
     plan = TINY if args.device == "cpu" else QUICK if args.quick else FULL
     args.plan = plan
     if args.env_counts is not None:

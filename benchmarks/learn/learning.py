@@ -32,7 +32,7 @@ from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.discover import tasks
 
 SCHEMA = 4
-"""Format version. New in 4: `recipe`, `in_full`; in 3: `stat`; in 2: `settings`, `episodes`. 1 has partial means."""
+"""Format version. New in 4: `recipe`, `in_full`; 3: `stat`; 2: `settings`, `episodes`, means of 100 episodes only."""
 POINTS = 60
 """Maximum stored points per curve."""
 NEWEST = 10
@@ -284,7 +284,7 @@ def train_to(
         environment: Environment variables of the process.
         runs: Folder of all runs.
         cpus: CPUs of the process; None for all.
-        stop: Stops the training early, with a checkpoint, when set.
+        stop: Event that stops the run early, with a checkpoint.
         say: Reports progress.
 
     Raises:

@@ -438,14 +438,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("what", nargs="*", default=list(SECTIONS), help="scaling, spin, faults, copies (default: all), or report")
-    add("--actors", type=int, nargs="+", default=[1, 2, 4, 8], help="(default: 1 2 4 8)")
-    add("--kinds", nargs="+", choices=[*OURS], default=[*OURS], help="(default: all)")
-    add("--rounds", type=int, default=3, help="(default: 3)")
-    add("--seconds", type=float, default=6.0, help="duration of a measurement (default: 6)")
+    add("--actors", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of actors (default: 1 2 4 8)")
+    add("--kinds", nargs="+", choices=[*OURS], default=[*OURS], help="kinds of actors (default: all)")
+    add("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
+    add("--seconds", type=float, default=6.0, help="duration of a measurement [s] (default: 6)")
     add("--wait-ms", type=float, default=10.0, help="sleep per env step (default: 10)")
     add("--spin-ms", type=float, default=1.0, help="CPU time per env step (default: 1)")
     default = ROOT / "benchmarks" / "parallel" / "scale.json"
-    add("--out", type=Path, default=default, help="(default: benchmarks/parallel/scale.json)")
+    add("--out", type=Path, default=default, help="file to write (default: benchmarks/parallel/scale.json)")
     return parser.parse_args(argv)
 
 

@@ -19,7 +19,7 @@ Numbers = dict[str, dict[str, list[float]]]
 
 
 def plain(value: Any) -> list[float]:
-    """Return a number or an array as a list, rounded to seven digits."""
+    """Return a number or an array as a flat list, rounded to seven significant digits."""
     return [float(f"{x:.7g}") for x in np.asarray(value, dtype=float).ravel()]
 
 
@@ -99,7 +99,7 @@ def dofs(model: mujoco.MjModel, joint: int) -> range:
 
 
 def differences(ours: Numbers, theirs: Numbers) -> list[tuple[str, str, Any, Any]]:
-    """Return (what, field, ours, theirs) for all values whose first five digits differ; ours may have extra sites."""
+    """Return (what, field, ours, theirs) where they differ by more than 1e-5 (relative); ours may have extra sites."""
     rows: list[tuple[str, str, Any, Any]] = []
     for what in theirs.keys() | {what for what in ours if not what.startswith("site ")}:
         if what not in ours or what not in theirs:

@@ -3,8 +3,8 @@
     python benchmarks/parity/mjlab_parity.py                             # with the recordings in benchmarks/parity
     python benchmarks/parity/mjlab_parity.py --record PATH/bin/python    # record first, with mjlab's Python
 
-mjlab drives its robots with random actions. Both simulations (ours on C MuJoCo, mjlab's on MuJoCo Warp) are set to its
-states, commands, actions and histories; observations and rewards are compared, before and after one control step.
+mjlab drives its robots with random actions. Both simulations (ours on C MuJoCo, mjlab's on MuJoCo Warp) are set to the
+visited states, commands, actions and histories; observations and rewards are compared before and after a control step.
 Compiled models are compared by name. Noise, pushes, randomisation and random commands are off.
 """
 

@@ -60,7 +60,7 @@ def put_height_field(spec: mujoco.MjSpec, terrain: dict[str, Any]) -> None:
 
 
 def make(name: str, terrain: dict[str, Any] | None) -> Any:
-    """Make the env without randomness and resets."""
+    """Make the env without randomness or automatic resets."""
     import_module("mjlab.tasks")  # registers the tasks
     cfg = import_module("mjlab.tasks.registry").load_env_cfg(TASKS[name][0])
     cfg.scene.num_envs, cfg.seed, cfg.auto_reset = ENVS, 0, False
@@ -76,7 +76,7 @@ def make(name: str, terrain: dict[str, Any] | None) -> Any:
 
 
 def command(env: Any, rng: np.random.Generator) -> torch.Tensor:
-    """Set a fixed command in every env (standing, walking, turning, running); return the commands."""
+    """Sample a command for every env, to stand in one and run in another, and hold it; return the commands."""
     value = rng.uniform([-1.0, -1.0, -0.5], [1.0, 1.0, 0.5], (ENVS, 3)).round(2)
     value[rng.integers(ENVS)] = 0.0
     value[rng.integers(ENVS), 0] = 1.7

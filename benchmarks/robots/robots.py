@@ -1,4 +1,4 @@
-"""Load collections of robot files and compare their motion with plain MuJoCo; write robots.json.
+"""Load collections of robot files and compare their motion with plain MuJoCo; replace their rows in robots.json.
 
     python benchmarks/robots/robots.py erd=FOLDER menagerie=FOLDER
     python benchmarks/robots/robots.py menagerie=FOLDER --simulators mujoco,mjwarp,newton --one-per-folder --most 40
@@ -8,8 +8,8 @@ Every file is loaded in a separate process. `task`: whether `new_task` can write
 `loads`: whether a scene loads the file and a simulator steps it, else `line` has the error. `apart`: maximum difference
 from mj_step [m, rad, or quaternion component] after 50 control steps of 4 physics steps with the same random controls;
 null if plain MuJoCo rejects the file (`plain`). For URDF, plain MuJoCo gets the scene's mesh paths, compiler settings,
-excluded pairs and repaired masses (`mended`); objects without joints get a free joint. `chaos`: divergence of MuJoCo
-itself from an initial state 1e-7 away; above 1e-3, float32 simulators are not compared. Other results are kept.
+excluded pairs and repaired masses (`mended`); objects without joints get a free joint. `chaos`: maximum
+difference between runs of plain MuJoCo from states 1e-7 apart; above 1e-3, float32 simulators are not compared.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     gpusim-rl collect benchmarks/scripted/franka_cube_stack.py task=FrankaCubeStack --episodes 500 --keep success
 
-Like a policy, the script has no memory: it acts on the current positions of hand and cubes.
+Like a feed-forward policy, the script has no memory: it acts on the current positions of hand and cubes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Library:
 
     @property
     def installed(self) -> bool:
-        """Return whether the library can be imported."""
+        """True if the library can be imported."""
         return importlib.util.find_spec(LIBRARIES[self.name][0]) is not None
 
     @property
@@ -535,7 +535,7 @@ class _Skrl(Baseline):
             optimizer="Adam",
             normalize_value=ppo.normalize_value,
             log="TensorBoard" if self._logs else "none",
-            notes=["no torch.compile", "no bounds loss", "the value loss is of the clipped value alone"],
+            notes=["no torch.compile", "no bounds loss", "the value loss uses only the clipped value"],
         )
 
     def _models(self, spaces: dict[str, Any], central: bool) -> dict[str, Any]:
@@ -617,8 +617,8 @@ class _Sb3(Baseline):
             log="in memory" if self._logs else "none",
             notes=[
                 "no 16-bit networks, torch.compile, adaptive learning rate, value normalisation or bounds loss",
-                "the environment's arrays are numpy's",
-                "the value loss is of the clipped value alone",
+                "the environment returns numpy arrays",
+                "the value loss uses only the clipped value",
             ],
         )
 

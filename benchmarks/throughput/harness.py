@@ -109,7 +109,7 @@ def equal_work(case: Case) -> Case:
 
 
 class Worker:
-    """Parent-side handle of a case's process; unused after an error.
+    """Parent-side handle to a case's process; unused after an error.
 
     Attributes:
         speeds: Control steps per second in each round; None for failed rounds.

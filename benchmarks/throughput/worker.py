@@ -218,7 +218,7 @@ def _sim_facts(sim: Sim, choice: SimChoice) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Scenario:
-    """Task, simulator and device."""
+    """Task, simulator, device and settings of a case."""
 
     task_class: type[Task]
     task: TaskConfig

@@ -97,7 +97,7 @@ def opengl(sim: Any, pixels: int) -> tuple[Callable[[], None], str]:
 
 
 def threads_of(sim: Any) -> dict[str, float]:
-    """Return the CPU time [ms] of the main thread (`alone`) and of the slowest worker thread (`longest`)."""
+    """Return the CPU time per frame [ms] of the main thread (`alone`) and of the slowest worker thread (`longest`)."""
     renderer = sim._cameras._made
     shares, took = renderer._shares, []
 

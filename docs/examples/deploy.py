@@ -86,7 +86,7 @@ class Robot:
             raise SystemExit(f"{card['task']}: only the task can compute {', '.join(wrong) or 'its observations'}")
 
     def column(self, control: str) -> int:
-        """Return the data.ctrl index of an actuator `a`, or of one of an actuator's several controls, such as `a/1`."""
+        """Return the data.ctrl index of a control: `a` for an actuator, or `a/1` if actuator `a` has several."""
         kind, (name, _, number) = mujoco.mjtObj.mjOBJ_ACTUATOR, control.rpartition("/")
         if (actuator := mujoco.mj_name2id(self.model, kind, control)) >= 0:
             number = 0

@@ -1,6 +1,6 @@
-"""Train our Cartpole with RLlib's PPO, which steps our vector env: pip install "ray[rllib]" -e ".[gymnasium]".
+"""Train our Cartpole, as a Gymnasium vector env, with RLlib's PPO.
 
-python docs/examples/rllib_cartpole.py
+pip install "ray[rllib]" -e ".[gymnasium]" && python docs/examples/rllib_cartpole.py
 """
 
 import time
