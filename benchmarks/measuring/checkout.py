@@ -47,7 +47,7 @@ def require_device(name: str) -> None:
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(name.partition(":")[2] or 0) >= found:
         built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without CUDA)"
-        raise ConfigError(f"--device {name}: this machine has {found} CUDA device(s){built}; try --device cpu")
+        raise ConfigError(f"--device {name}: torch finds {found} CUDA devices{built}; try --device cpu")
 
 
 def write(path: Path, text: str) -> None:

@@ -55,7 +55,7 @@ def refuse_unused(cfg: EnvConfig, library: str, ours: Mapping[str, str]) -> None
     """
     for key, default in {"vectorization": "sync", "max_episode_steps": None}.items():
         if getattr(cfg, key) != default:
-            raise ConfigError(f"has no effect on {library} envs", key=f"env.{key}", hint="Remove it, or use env.cfg")
+            raise ConfigError(f"has no effect on {library} envs", key=f"env.{key}", hint="Remove it")
     for path, hint in {"scene.num_envs": "Set num_envs instead", "seed": "Set seed instead", **ours}.items():
         node: Any = cfg.cfg
         for key in path.split("."):

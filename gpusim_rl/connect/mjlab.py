@@ -77,7 +77,7 @@ def find_cfg(cfg: EnvConfig) -> tuple[Any, str]:
         made = library_config.made_by_function(cfg._target_, "my_envs.my_env_cfg")
         if not isinstance(made, importlib.import_module("mjlab.envs").ManagerBasedRlEnvCfg):
             key = f"env._target_={cfg._target_}"
-            raise ConfigError(key=key, expected="a ManagerBasedRlEnvCfg", got=type(made).__name__)
+            raise ConfigError(key=key, expected="a function that returns a ManagerBasedRlEnvCfg", got=type(made))
         return made, cfg._target_
     importlib.import_module("mjlab.tasks")  # registers the envs
     registry = importlib.import_module("mjlab.tasks.registry")

@@ -130,8 +130,9 @@ def content(folder: Path, name: str) -> bytes:
     onnxruntime gets bytes, not a path, so that an ONNX file cannot reference external weights.
     """
     path = folder / name
-    if Path(name).name != name or not path.is_file() or path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path}: expected a file in the export folder, at most {MAX_BYTES} bytes")
+    inside = Path(name).name == name and path.is_file()
+    if not inside or path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path}: {f'larger than {MAX_BYTES} bytes' if inside else 'not a file in the export folder'}")
     return path.read_bytes()
 
 

@@ -86,7 +86,7 @@ def read_urdf(file: Path, packages: Mapping[str, str | Path]) -> tuple[mujoco.Mj
 
 def _parse(file: Path, left_out: list[str]) -> ElementTree.Element:
     """Parse a file, keeping links, joints, materials and MuJoCo's settings; raise ValueError for a xacro template."""
-    content, template = read_content(file), f"this is a xacro template. Try: xacro {file.name} > robot.urdf"
+    content, template = read_content(file), f"this is a xacro template. Try: xacro {file.name} > expanded.urdf"
     try:
         robot = parse(content)
     except ValueError as error:

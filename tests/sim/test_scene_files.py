@@ -504,7 +504,7 @@ def test_collada_without_pycollada_is_reported(package, monkeypatch, caplog):
         ),
         (("x", "x"), {"my_robot": "/nowhere"}, r"/nowhere/collision/base.stl\. .*packages=\{'my_robot': "),
         (("base.stl", "bas.stl"), None, r"'package://my_robot/collision/bas.stl' not found; .*/my_robot/coll"),
-        (("<joint", "<xacro:joint"), None, "xacro r.urdf > robot.urdf"),
+        (("<joint", "<xacro:joint"), None, "xacro r.urdf > expanded.urdf"),
         (("</robot>", ""), None, r"r\.urdf: XML: "),
     ],
 )
