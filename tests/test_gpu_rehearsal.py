@@ -24,7 +24,7 @@ from gpu import test_actors_cuda, test_camera_cuda, test_graph_cuda, test_host_r
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["replay memory", "envs", "numbers", "images", "draws", "actors"],
+    ids=["replay buffer", "envs", "numbers", "images", "draws", "actors"],
 )
 def test_gpu_test_runs_on_the_cpu(
     rehearsed: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

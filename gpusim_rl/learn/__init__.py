@@ -1,1 +1,1 @@
-"""Tensor-only learning: algorithms, policies, normalisers, rollouts and replay memories."""
+"""Tensor-only learning: algorithms, policies, normalisers, rollouts and replay buffers."""

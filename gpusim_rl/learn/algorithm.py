@@ -84,7 +84,7 @@ DEFAULT_CONTEXT = LearnerContext()
 
 
 class Outcome(Protocol):
-    """Part of a `Transition` that a replay memory stores."""
+    """Part of a `Transition` that a replay buffer stores."""
 
     final_obs: dict[str, Tensor]  # observations after the step, before any reset
     reward: Float[Tensor, " envs"]

@@ -1,4 +1,4 @@
-"""Selection, size checks and description of the configured replay memory."""
+"""Selection, size checks and description of the configured replay buffer."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def make_replay(
     seed: int,
     drawn: int,
 ) -> Replay | HostReplay:
-    """Build the configured replay memory; on the host, it prefetches `drawn` transitions per iteration.
+    """Build the configured replay buffer; on the host, it prefetches `drawn` transitions per iteration.
 
     Raises:
-        ConfigError: The memory is too small, does not fit, or lacks a requested feature.
+        ConfigError: The buffer is too small, does not fit, or lacks a requested feature.
     """
     steps, kind, more = cfg.replay.capacity // env.num_envs, Replay, {}
     if env.images:
@@ -67,7 +67,7 @@ def _check_settings(cfg: OffPolicyConfig, env: EnvSpec, section: str, steps: int
         hint = f"Try {key}.capacity={needed * envs}"
         raise ConfigError(problem, key=f"{key}.capacity", got=cfg.replay.capacity, hint=hint)
     if cfg.learning_starts > steps * envs:
-        limit, key = f"at most {steps * envs} (size of the replay memory)", f"{section}.learning_starts"
+        limit, key = f"at most {steps * envs} (size of the replay buffer)", f"{section}.learning_starts"
         hint = f"Try {key}={max(cfg.batch_size, steps * envs // 10)}"
         raise ConfigError("no update would ever run", key=key, expected=limit, got=cfg.learning_starts, hint=hint)
     problem = ""
@@ -93,7 +93,7 @@ def _check_room(cfg: ReplayConfig, key: str, size: int, device: torch.device) ->
             hint += f" or {key}.device=cpu"
         elif place.type == "cpu" and cfg.save:
             hint += f" or {key}.save=false"
-        problem = f"the replay memory needs {needed / 1e9:.3g} GB on {place}, but only {free / 1e9:.3g} GB is free"
+        problem = f"the replay buffer needs {needed / 1e9:.3g} GB on {place}, but only {free / 1e9:.3g} GB is free"
         raise ConfigError(problem, key=f"{key}.capacity", got=cfg.capacity, hint=hint)
 
 
@@ -107,7 +107,7 @@ def _prefetched_bytes(cfg: OffPolicyConfig, memory: PixelReplay) -> int:
 
 
 def describe_replay(cfg: OffPolicyConfig, replay: Replay | HostReplay, section: str, max_steps: int) -> str:
-    """Describe the replay memory for the banner."""
+    """Describe the replay buffer for the banner."""
     on_host, memory = (True, replay.memory) if isinstance(replay, HostReplay) else (False, replay)
     size = f"{memory.num_steps} x {memory.num_envs}, {memory.expected_bytes / 1e9:.3g} GB{' on the host' * on_host}"
     if isinstance(memory, PixelReplay):

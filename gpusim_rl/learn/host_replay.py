@@ -1,4 +1,4 @@
-"""Replay memory on the host with prefetching."""
+"""Replay buffer on the host with prefetching."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class HostReplay:
         self._draw()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the memory, and of the generator before the prefetched sample."""
+        """Return the state of the buffer, and of the generator before the prefetched sample."""
         self._wait()
         return {**self.memory.state_dict(), "generator": self._drawn_with.clone()}
 

@@ -1,4 +1,4 @@
-"""Base class of algorithms that learn from a replay memory."""
+"""Base class of algorithms that learn from a replay buffer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Batch(Transitions):
 
 
 class OffPolicy(Algorithm):
-    """Base class of off-policy algorithms: act, store the results in a replay memory, learn from its samples.
+    """Base class of off-policy algorithms: act, store the results in a replay buffer, learn from its samples.
 
     An iteration draws and normalises the transitions of all its updates at once. Observations are stored raw; each new
     frame enters their statistics once, after the updates. Until `learning_starts`, actions are random and updates run
@@ -172,7 +172,7 @@ class OffPolicy(Algorithm):
         raise NotImplementedError
 
     def record(self, action: Tensor, step: Transition) -> None:
-        """Record the step; store a finished rollout in the replay memory."""
+        """Record the step; store a finished rollout in the replay buffer."""
         self.memory.write(self.acted_on, action, step)
         for frames, new in zip(self.hidden, self._next_hidden, strict=True):
             torch.mul(new, ~step.done[:, None], out=frames)
@@ -182,7 +182,7 @@ class OffPolicy(Algorithm):
         self.noise.advance(self.memory.t, step.done)
 
     def store(self) -> None:
-        """Store the rollout in the replay memory."""
+        """Store the rollout in the replay buffer."""
         self.replay.extend(self.memory)
         if self.priorities is not None:
             self.priorities.after_write(self.horizon)
@@ -196,7 +196,7 @@ class OffPolicy(Algorithm):
         self.noise.begin_episodes()
 
     def before_update(self) -> None:
-        """Exchange transitions with a replay memory on the host."""
+        """Exchange transitions with a replay buffer on the host."""
         self.replay.exchange()
 
     def update(self) -> dict[str, Tensor]:
@@ -391,7 +391,7 @@ class OffPolicy(Algorithm):
         return {"check/obs": torch.stack([x.sum() for x in obs.values()]).sum(), "check/reward": reward.sum()}
 
     def describe(self) -> dict[str, str]:
-        """Describe networks, updates and replay memory."""
+        """Describe networks, updates and replay buffer."""
         cfg, net, envs = self.cfg, self.cfg.network, self.num_envs
 
         def layers(sizes: list[int]) -> str:
@@ -411,7 +411,7 @@ class OffPolicy(Algorithm):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the training state, including the replay memory if `replay.save` is set."""
+        """Return the training state, including the replay buffer if `replay.save` is set."""
         save = self.cfg.replay.save
         return {
             "critic_optimizer": self.critic_optimizer.moments(),
@@ -428,7 +428,7 @@ class OffPolicy(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`; the replay memory starts empty if it was not saved or the time limit changed."""
+        """Restore `state_dict`; the replay buffer starts empty if it was not saved or the time limit changed."""
         self.critic_optimizer.load_moments(state["critic_optimizer"])
         if self.actor_optimizer is not None:
             self.actor_optimizer.load_moments(state["actor_optimizer"])
@@ -445,7 +445,7 @@ class OffPolicy(Algorithm):
             if self.priorities is not None:
                 self.priorities.load_state_dict(state["priorities"])
         elif state["replay"] is not None:  # the time limit determines the rows of final observations
-            warn(f"the time limit changed from {before} to {now} control steps; refilling the replay memory")
+            warn(f"the time limit changed from {before} to {now} control steps; refilling the replay buffer")
         if state["demonstrations"] != self._digest:
             warn("the demonstrations differ from those used before the resume")
         if state["episodes"] is None:

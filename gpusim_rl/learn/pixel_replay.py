@@ -1,4 +1,4 @@
-"""Replay memory of images: each frame is stored once, and stacks are built when sampled."""
+"""Replay buffer of images: each frame is stored once, and stacks are built when sampled."""
 
 from __future__ import annotations
 

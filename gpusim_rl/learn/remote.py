@@ -140,7 +140,7 @@ class RemoteOffPolicy(Remote):
         return {**acting, TRANSITIONS: algorithm.steps * algorithm.num_envs}
 
     def end_receiving(self) -> None:
-        """Store the received rollouts in the replay memory."""
+        """Store the received rollouts in the replay buffer."""
         rollout, last = self._rollout, self.algorithm.horizon - 1
         # Bootstrap from `final_obs` of the last step: the env's next rollout belongs to another episode.
         rollout.truncated[last].logical_or_(~(rollout.terminated[last] | rollout.diverged[last]))

@@ -1,4 +1,4 @@
-"""Replay memory on the learner's device."""
+"""Replay buffer on the learner's device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Transitions:
     weight: Float[Tensor, " batch"]
     """1 for a valid transition, else 0."""
     index: Int[Tensor, " batch"]
-    """Index in the memory: slot * N + env."""
+    """Index in the buffer: slot * N + env."""
 
 
 register_dataclass(Transitions)
@@ -274,7 +274,7 @@ class Replay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`, in place."""
         if "final_place" not in state:
-            raise ConfigError("the checkpoint's replay memory format is outdated", hint="Try a new run, or test=true")
+            raise ConfigError("the checkpoint's replay buffer format is outdated", hint="Try a new run, or test=true")
         place = state["final_place"].to(self.device)
         self.total.copy_(state["total"])
         self._final_step.fill_(-1).view(-1)[place] = state["final_step"].to(self.device)

@@ -137,7 +137,7 @@ class Style(Extension):
         reward = task_weight * task reward + style_weight * reward(D(style))
 
     After each PPO minibatch, the discriminator takes a step; half of the agent's features come from this rollout, half
-    from a replay memory. The loss is
+    from a replay buffer. The loss is
 
         (E[error(D(agent), -1)] + E[error(D(reference), 1)]) / 2 + gradient_penalty * E[|dD/dx|^2]
             + logit_decay * |last weights|^2 + weight_decay * |weights|^2
@@ -184,7 +184,7 @@ class Style(Extension):
         return [RecordedTensor("an observation", x[-steps:], axes, name) for name, x in self.features.items()]
 
     def begin_update(self, rollout: Rollout, reward: Tensor, inputs: dict[str, Tensor], policy: ActorCritic) -> Tensor:
-        """Add features to the replay memory; mix task and style rewards."""
+        """Add features to the replay buffer; mix task and style rewards."""
         cfg, net, style = self.cfg, self.discriminator, self.features[STYLE]
         self._valid.copy_(rollout.valid.flatten())
         kept = self._random_rows(self._kept)
@@ -258,7 +258,7 @@ class Style(Extension):
         return {"style": f"{features}, {layers}, {cfg.discriminator.loss}, {weights}"}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return discriminator, optimiser, replay memory and random generator."""
+        """Return discriminator, optimiser, replay buffer and random generator."""
         modules = {"discriminator": self.discriminator.state_dict(), "replay": self.replay.contents()}
         return {**modules, "optimizer": self.optimizer.moments(), "generator": self._draws.get_state()}
 

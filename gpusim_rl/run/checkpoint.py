@@ -130,7 +130,7 @@ def state_of_process(state: dict[str, Any], collective: Collective) -> tuple[dic
         return state | processes.get(collective.rank, {}), False
     if collective.rank == 0:
         change = f"the number of processes changed from {before} to {now}"
-        warn(f"{change}: starting new episodes and refilling the replay memory, if any")
+        warn(f"{change}: starting new episodes and refilling the replay buffer, if any")
     return state | {"algorithm": clear_entries(state["algorithm"], *REPLAY)}, True
 
 

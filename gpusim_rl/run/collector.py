@@ -100,7 +100,7 @@ class Collector:
         algorithm, same_envs = state["algorithm"], same_envs and self.env.resumable
         if state.get("actor_columns") != self._actor_columns:
             if algorithm.get("replay") is not None:
-                warn("transitions now come from different envs; refilling the replay memory")
+                warn("transitions now come from different envs; refilling the replay buffer")
             algorithm = clear_entries(algorithm, *REPLAY, EPISODES)
         if not same_envs:
             algorithm = clear_entries(algorithm, EPISODES)

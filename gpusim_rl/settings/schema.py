@@ -368,7 +368,7 @@ class ImpalaConfig(OnPolicyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayConfig:
-    """Replay memory."""
+    """Replay buffer."""
 
     capacity: Count
     device: Literal["cpu"] | None

@@ -66,7 +66,7 @@ def test_apex_fills_replay_memory_from_actors(tmp_path: Path) -> None:
     rows = read_csv(the_run(tmp_path / "runs"))
     assert [int(float(row["replay/transitions"])) for row in rows][-1] == 8 * 4 * 16 == int(rows[-1]["env_steps"])
     assert float(rows[-1]["loss/critic"]) > 0.0
-    # resume with the same replay memory
+    # resume with the same replay buffer
     train(tmp_path, "checkpoint=Cartpole", "max_iterations=10", "actors=process")
     rows = read_csv(the_run(tmp_path / "runs"))
     assert [int(float(row["replay/transitions"])) for row in rows][-1] == 10 * 4 * 16

@@ -1,4 +1,4 @@
-"""Replay memory on the host for a learner on a CUDA device."""
+"""Replay buffer on the host for a learner on a CUDA device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adversarial motion priors: discriminator, reward, replay memory."""
+"""Adversarial motion priors: discriminator, reward, replay buffer."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_policy_learns_a_style(loss: str) -> None:
     assert {"loss/discriminator", "amp/gradient_penalty"} <= stats.keys()
 
 
-# The replay memory
+# The replay buffer
 
 
 def test_feature_replay_overwrites_oldest_rows() -> None:

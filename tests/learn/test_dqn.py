@@ -47,7 +47,7 @@ def test_best_option_per_choice_is_best_joint_action(network: dict[str, Any]) ->
     actions = [torch.tensor(choice) for choice in itertools.product(*map(range, COUNTS))]
     values = []
     for action in actions:
-        joint = critic(obs, action.expand(20, 3).float(), reduced=None)  # a replay memory holds floats
+        joint = critic(obs, action.expand(20, 3).float(), reduced=None)  # a replay buffer holds floats
         slow = sum(every[..., offset + int(k)] for offset, k in zip(offsets, action, strict=True)) / 3
         assert torch.allclose(joint, slow, atol=1e-6)  # type: ignore[arg-type]
         values.append(joint.mean(dim=0).squeeze(-1))

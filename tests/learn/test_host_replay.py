@@ -1,4 +1,4 @@
-"""Replay memory on the host: samples of the device replay one iteration earlier, bit-identical resume."""
+"""Replay buffer on the host: samples of the device replay one iteration earlier, bit-identical resume."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_missing_lz4_names_the_package_to_install(monkeypatch: pytest.MonkeyPatc
         make(2 * BLOCK, 1, stack=2, compress=True)
 
 
-# As a replay memory
+# As a replay buffer
 
 
 @pytest.mark.parametrize("compress", COMPRESS)

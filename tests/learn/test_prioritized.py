@@ -21,7 +21,7 @@ ONE = torch.ones(())
 
 
 class Memory:
-    """Replay memory with priorities whose actions number the transitions."""
+    """Replay buffer with priorities whose actions number the transitions."""
 
     def __init__(self, steps: int, envs: int, *, n: int = 1, alpha: float = 1.0) -> None:
         spec, cpu = EnvSpec(envs, {"policy": 1}, Box(1), 1), torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Replay memory against plain Python: windows, episode ends, write position."""
+"""Replay buffer against plain Python: windows, episode ends, write position."""
 
 from __future__ import annotations
 
