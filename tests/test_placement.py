@@ -120,7 +120,7 @@ def complaints(known: dict[str, int], task: str, kernels: dict[str, int], more: 
 def test_kernel_table_covers_exactly_all_trainings() -> None:
     table = json.loads(TABLE.read_text())
     everything = {algo: tasks_of(algo) for algo in ALGORITHMS}
-    for numbers in (table["kernels"], table["predicted_ms"]):
+    for numbers in (table["kernels"], table["predicted_ms"], table["megabytes"]):
         assert {algo: list(numbers[algo]) for algo in numbers} == everything
     assert list(table["launches"]) == list(tasks())
 

@@ -96,18 +96,23 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(f"{warp_versions()}\n\n{markdown(warp, list(next(iter(warp.values()))))}")
     kernels: dict[str, dict[str, Any]] = {}
     times: dict[str, dict[str, Any]] = {}
+    moved: dict[str, dict[str, Any]] = {}
     for algo in ALGORITHMS:
         counted = {task: count(task, algo) for task in tasks_of(algo) if task in (names or tasks())}
         if not counted:
             continue
         kernels[algo] = {task: training.kernels for task, training in counted.items()}
         times[algo] = {task: predicted(training, launches[task]) for task, training in counted.items()}
+        moved[algo] = {
+            task: {part: round(size / 1e6, 1) for part, size in training.moved.items()}
+            for task, training in counted.items()
+        }
         sys.stdout.write(f"{algo}, torch {torch.__version__}\n\n{markdown(kernels[algo], [CONTROL_STEP, *PARTS])}")
         sys.stdout.write(markdown(times[algo], list(next(iter(times[algo].values())))))
         sys.stdout.flush()
     if not names:
         table = {"torch": torch_version(), "warp": warp_versions(), "kernels": kernels, "launches": warp}
-        TABLE.write_text(json.dumps({**table, "predicted_ms": times}, indent=1) + "\n")
+        TABLE.write_text(json.dumps({**table, "predicted_ms": times, "megabytes": moved}, indent=1) + "\n")
         sys.stdout.write(f"wrote {TABLE}\n")
     return 0
 

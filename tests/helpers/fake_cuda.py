@@ -50,7 +50,7 @@ from gpusim_rl.testing import sync_counter
 from gpusim_rl.testing.random_env import RandomEnv
 from gpusim_rl.testing.sync_counter import SourceLocation, SyncCounter
 from helpers.demonstrated import random_demonstrations
-from helpers.predicted_time import COUNTED_ENVS, Cost, cost_of_operator
+from helpers.predicted_time import BYTES, COUNTED_ENVS, H100, Cost, Machine, cost_of_operator
 
 CUDA, CPU = torch.device("cuda:0"), torch.device("cpu")
 NUM_ENVS = 8
@@ -506,6 +506,8 @@ class Training:
     """By part: per control step, minibatch step, update."""
     seconds: dict[str, float]
     """Lower bounds on an H100 of a control step without Warp's kernels, and of an update [s]."""
+    moved: dict[str, float]
+    """Bytes that these kernels read and write."""
 
 
 UPDATE = ("minibatch step", "update")
@@ -534,29 +536,36 @@ def count(task: str, algo: str) -> Training:
     samples = cfg.num_envs * learn.horizon
     steps = fit_minibatches(samples, samples / learn.minibatch_size) if "epochs" in few else 1
 
-    def seconds(it: Iteration, minibatches: int) -> float:
+    def update_on(machine: Machine, it: Iteration, minibatches: int = 1) -> float:
         step_times = times * minibatches / steps if "updates" not in few else 1.0  # batches have full size
         by_part = {"minibatch step": step_times, "update": times}
-        return sum(cost.seconds(by_part[part]) for part in UPDATE for cost in it.costs.get(part, []))
+        return sum(cost.seconds(by_part[part], machine) for part in UPDATE for cost in it.costs.get(part, []))
 
-    numbers = [sum(it.kernels.get(part, 0) for part in UPDATE) for it in updates]
+    numbers, on = [sum(it.kernels.get(part, 0) for part in UPDATE) for it in updates], {}
     if "epochs" in few:
         size = learn.epochs, steps
         step = (numbers[1] - numbers[0]) // 2
         whole = _larger(numbers, *size)
-        whole_s = _larger([seconds(it, n) for it, n in zip(updates, (2, 4, 2), strict=True)], *size)
+        for machine in (H100, BYTES):
+            sizes = [update_on(machine, it, n) for it, n in zip(updates, (2, 4, 2), strict=True)]
+            on[machine] = _larger(sizes, *size)
     elif "updates" in few:
         size = 1, learn.horizon * learn.updates // few["updates"]
         step = (numbers[1] - numbers[0]) // 2
         whole = _larger([*numbers, 0], *size)
-        whole_s = _larger([*(seconds(it, 1) for it in updates), 0.0], *size)
+        on = {m: _larger([*(update_on(m, it) for it in updates), 0.0], *size) for m in (H100, BYTES)}
     else:
         every = getattr(learn, "epochs", 1) * getattr(trainer.algorithm, "num_minibatches", 1)
-        step, whole, whole_s = first.kernels["minibatch step"] // every, numbers[0], seconds(first, 1)
-    step_s = sum(cost.seconds(times) for part in PARTS if part not in ONCE for cost in first.costs.get(part, []))
+        step, whole = first.kernels["minibatch step"] // every, numbers[0]
+        on = {machine: update_on(machine, first) for machine in (H100, BYTES)}
+    costs = [cost for part in PARTS if part not in ONCE for cost in first.costs.get(part, [])]
+    seconds, moved = (
+        {CONTROL_STEP: sum(cost.seconds(times, machine) for cost in costs), "update": on[machine]}
+        for machine in (H100, BYTES)
+    )
     kernels = {**first.kernels, "minibatch step": step, "update": round(whole)}
     faults = [fault for it in updates for fault in it.faults]
-    return Training(cfg.num_envs, learn.horizon, faults, kernels, {CONTROL_STEP: step_s, "update": whole_s})
+    return Training(cfg.num_envs, learn.horizon, faults, kernels, seconds, moved)
 
 
 def _update_again(trainer: Trainer, counter: Placement, changes: dict[str, int]) -> Iteration:

@@ -28,6 +28,9 @@ H100 = Machine(bandwidth=3.35e12, bf16=989e12, fp32=67e12, kernel_s=2.5e-6)
 that without, and 67 TFLOPS of fp32. `kernel_s` is an estimate, between the 2 and 3 us that such kernels usually take;
 the first run on a GPU replaces it."""
 
+BYTES = Machine(bandwidth=1.0, bf16=float("inf"), fp32=float("inf"), kernel_s=0.0)
+"""Its seconds are bytes."""
+
 COUNTED_ENVS = 127
 """Envs while costs are counted: a prime, visible in the sizes of per-env tensors."""
 
