@@ -9,7 +9,7 @@ Each case is a process, measured once per round. All cases of an env count are i
     bare physics   the task's scene with its decimation and random controls; no task, no resets
     env step       the environment with precomputed actions; the phase `simulate` is physics only
     + policy       rollouts of our trainer
-    + training     our training: rollout, update, logging; also compiled if others run in their fastest mode
+    + training     our training: rollout, update, logging; also compiled if `--modes` includes `fastest`
 
 Numbers are control steps per second over all envs. `training_over_physics` is training over bare physics at the
 faster simulator setting and the largest env count; `trainer_us` is the time outside `env.step` [us per control step].

@@ -51,9 +51,9 @@ ALGORITHMS = tuple(schema.ALGORITHMS)
 """Algorithms with their own section; the other yamls in cfg/algo are variants of these."""
 
 ALGORITHMS_HEAD = """\
-[algorithms.md](algorithms.md) describes the algorithms. Each has the settings under its own heading and under each
-heading that names its section (`horizon` in the section `ppo` is `ppo.horizon`). If defaults differ between algorithms,
-each is followed by the algorithms that have it.
+[algorithms.md](algorithms.md) describes the algorithms. An algorithm's settings are under its own heading and under
+each heading that lists its section; `horizon` in the `ppo` section is `ppo.horizon`. Different defaults are followed by
+their algorithms.
 """
 TASK_HEAD = "Settings of every task. Their values are in the task's yaml, next to the task's own settings.\n"
 GROUPS = {"sim": "auto", "actors": "none", "log": "default", "debug": "none"}

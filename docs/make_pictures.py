@@ -84,7 +84,7 @@ def mosaic(tiles: list[Image]) -> Image:
 
 
 def run(folder: Path, script: str, *words: str) -> None:
-    """Run a script of this checkout in `folder`."""
+    """Run a script from this checkout with `folder` as its working directory."""
     environment = os.environ | {"MUJOCO_GL": "egl", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, str(ROOT / script), *words], cwd=folder, env=environment, check=True)
 

@@ -86,14 +86,14 @@ class Work:
         self.folder, self._chromium, self._runs = folder, chromium, runs
 
     def run(self, script: str, *words: str) -> None:
-        """Run a script of this checkout in the folder."""
+        """Run a script from this checkout in the working folder."""
         from gpusim_rl.errors import ConfigError
 
         if subprocess.run([sys.executable, str(ROOT / script), *words], cwd=self.folder).returncode:
             raise ConfigError(f"{script} failed: see its last output line above")
 
     def output(self, script: str, *words: str) -> str:
-        """Return the output of a script of this checkout in the folder."""
+        """Run a script from this checkout in the working folder; return its output."""
         command = [sys.executable, str(ROOT / script), *words]
         return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=True).stdout.rstrip()
 

@@ -54,7 +54,7 @@ class UserError(ValueError):
         problem: Statement of what is wrong; "" if `expected` and `got` say it.
         expected: Description of valid values, or "".
         got: Value that was rejected, shown by `repr`; `MISSING` if there is none to show.
-        hint: Sentences with a fix, such as "Try num_envs=64", or "".
+        hint: Suggested fix, such as "Try num_envs=64", or "".
     """
 
     def __init__(

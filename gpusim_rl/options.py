@@ -86,7 +86,7 @@ SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {  # group, description, an
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser of `gpusim-rl <prog>`; `text` is a docstring: a summary, and lines `gpusim-rl <prog> ...   comment`."""
+    """Parser for `gpusim-rl <prog>`; `text` is a docstring: summary, and examples `gpusim-rl <prog> ...   comment`."""
 
     def __init__(self, prog: str, text: str | None, **settings: Any) -> None:
         super().__init__(prog=f"gpusim-rl {prog}".rstrip(), allow_abbrev=False, **settings)

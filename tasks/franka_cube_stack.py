@@ -52,7 +52,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
     Observations, actions, reward terms and controller match IsaacGymEnvs' FrankaCubeStack. Differences: episodes
     continue once the cubes are stacked, since termination would make holding the cube at its goal worth more than
     releasing it (`end_when_stacked=true` ends them); the controller uses the Jacobian of the gripping point, not of the
-    hand; reduced torques keep joint speeds near their limits, which PhysX enforces; the finger drives are softer (2000
+    hand; torques are reduced beyond the joint speed limits, which PhysX enforces; the finger drives are softer (2000
     N/m, 60 N s/m, at most 70 N; original: 5000, 100, 200). Log: `success`, share of episodes that end with cube A
     released on cube B; `stacked`, share of control steps in that state.
 

@@ -41,7 +41,7 @@ class FrankaReachConfig(TaskConfig):
 
 
 class FrankaReach(Task[FrankaReachConfig]):
-    """FrankaReach: reach for a target, with the point between the fingertips; the target changes every few seconds.
+    """FrankaReach: move the point between the fingertips to a target that changes every few seconds.
 
     Targets, actions, rates and reward match Isaac Lab's Isaac-Reach-Franka, for position only (original: position and
     orientation). Differences: targets last half as long; the point is between the fingertips, not at the hand's origin;

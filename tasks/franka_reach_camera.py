@@ -24,7 +24,7 @@ class FrankaReachCameraConfig(FrankaReachConfig):
 
 
 class FrankaReachCamera(FrankaReach):
-    """FrankaReachCamera: reach for a red ball seen by a camera, with the point between the fingertips.
+    """FrankaReachCamera: move the point between the fingertips to a red ball seen by a camera.
 
     The task is FrankaReach. The camera is in front of the robot, near the targets and to their left: the arm rarely
     hides the ball, and the ball's size in the image shows its distance.

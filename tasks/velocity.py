@@ -475,7 +475,7 @@ class VelocityTask(Legged[VelocityConfig]):
         return stats
 
     def _foot_height(self) -> Float[Tensor, "envs feet"]:
-        """Return the height of the soles above the highest ground around them [m], between 0 and 1 m."""
+        """Return the heights of the soles above the highest ground around them [m], clamped to [0, 1]."""
         if self.ground is None:
             return torch.stack([sole.data[:, 2] for sole in self.sole_pos], dim=1).clamp_(0.0, 1.0)
         pos = _stacked(self.sole_pos)

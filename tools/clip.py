@@ -111,7 +111,7 @@ def record(args: argparse.Namespace) -> None:
                 hint = "Try a smaller --seconds, or another --seed or --command"
                 raise ConfigError(f"the episode ended after {step / hz:.3g} s", hint=hint)
             if steps - frames <= step < steps - 1 and placed[-1]:
-                problem = f"the task reset the pose of {robot!r} after {(step + 1) / hz:.3g} s"
+                problem = f"the task moved {robot!r} to a new pose after {(step + 1) / hz:.3g} s: the clip would jump"
                 raise ConfigError(problem, hint="Try --skip 0, or a smaller --seconds")
         qpos, qvel = (np.stack(values) for values in zip(*states, strict=True))
         clip = from_states(sim.scene, robot, qpos, qvel, hz)
@@ -166,8 +166,10 @@ def command(player: Player, values: list[float] | None) -> None:
     env = player.observed
     assert isinstance(env, VecEnv | EncodedEnv) and isinstance(player.env, VecEnv)
     commands = steerable(player.env.task)
-    names = [] if commands is None else list(commands.controls())
-    if commands is None or len(names) != len(values):
+    if commands is None:
+        raise ConfigError("the task has no commands", key="--command")
+    names = list(commands.controls())
+    if len(names) != len(values):
         raise ConfigError(key="--command", expected=f"{len(names)} numbers ({', '.join(names)})", got=values)
     commands.hold(torch.ones(1, dtype=torch.bool, device=env.device), torch.tensor(values, device=env.device))
     player.obs = env.look()

@@ -190,7 +190,8 @@ def measure_scaling(args: argparse.Namespace) -> int:
     for text in args.settings:
         key = text.partition("=")[0]
         if key in ("num_envs", "num_actors", "device"):
-            raise ConfigError("cannot be set in doctor scaling", key=key, hint=f"Try --{key.replace('_', '-')}")
+            hint = f"Try --{key.replace('_', '-')}"
+            raise ConfigError("cannot be overridden in `gpusim-rl doctor scaling`", key=key, hint=hint)
     counted = [key for key in COUNTED if getattr(args, key)]
     return measure_parallel(args, counted) if counted else measure_envs(args)
 

@@ -82,7 +82,7 @@ def _learning(known: Mapping[str, Learned], several: bool) -> dict[str, Any]:
 
 
 def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
-    """Return a task's sizes from one env, and its yaml's defaults; all None if the env cannot be built."""
+    """Build one env; return its sizes, and `num_envs` and simulator of the yaml; all None if it cannot be built."""
     import torch
 
     from gpusim_rl.api import prepare

@@ -114,7 +114,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def new_task(args: argparse.Namespace) -> list[str]:
     """Write all files or none; return the lines to print."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", args.name):
-        raise ConfigError(key="name", expected="a CamelCase class name", got=args.name, hint="Try Reach")
+        raise ConfigError(key="name", expected="a CamelCase class name such as Reach", got=args.name)
     if args.name in tasks():
         raise ConfigError(f"task {args.name!r} already exists", hint=f"Try My{args.name}")
     if not args.out.is_dir():
@@ -447,7 +447,7 @@ def load_robot(draft: Draft, source: str) -> RobotFacts:
     mujoco.mj_forward(model, data)
     bodies = scene.bodies_of("robot")
     if not bodies:
-        raise TaskError("the robot has no body", key=draft.robot)
+        raise TaskError("the file defines no bodies", key=draft.robot)
     kinds = {i: mujoco.mjtJoint(model.jnt_type[i]) for i in range(model.njnt) if model.jnt_bodyid[i] in bodies}
     free = mujoco.mjtJoint.mjJNT_FREE in kinds.values()
     hinge, slide = mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE

@@ -129,7 +129,7 @@ def player_of(args: argparse.Namespace) -> Iterator[Player]:
         if not player.observed.images:
             frozen = player.observed is not player.env
             problem = "the policy observes features of a frozen encoder" if frozen else "the task has no images"
-            hint = "Try CartpoleCamera, or docs/vision.md for images in your task"
+            hint = "Try CartpoleCamera, or add images as in docs/vision.md"
             raise ConfigError(problem, key=args.run, hint=hint)
         yield player
 

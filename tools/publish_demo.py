@@ -53,7 +53,7 @@ def publish(args: argparse.Namespace) -> Path:
     found = find_checkpoint(args.run)
     file, run = found.file, found.run_dir
     if run is None:
-        raise ConfigError("not in a run folder", key=str(file), hint="Try the file in its run folder")
+        raise ConfigError("not in a run folder", key=str(file), hint="Pass the run folder, not a copy of its file")
     if file.name == "last.pt" and (best := file.with_name("best.pt")).is_file():
         file = best
     state = check_training(load(file), file, (*KEPT, "elapsed_s", "policy", "env"))

@@ -236,7 +236,7 @@ class Exported:
         self.control: Any = None  # controls of the last action, [num_envs, actuators]; None if the file has none
 
     def initial_state(self, batch: int) -> tuple[Tensor, ...]:
-        """Return zero recurrent states, [layers, batch, units] each."""
+        """Return all-zero recurrent states, each [layers, batch, units]."""
         import torch
 
         return tuple(torch.zeros([batch if size == "batch" else int(size) for size in shape]) for shape in self._states)

@@ -148,7 +148,7 @@ def check_input(args: argparse.Namespace) -> None:
 
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:  # report once, not in every part
-        raise ConfigError(f"cannot find {', '.join(missing)}: try pip install -e ., or add their folder to PYTHONPATH")
+        raise ConfigError(f"cannot import {', '.join(missing)}. Try `pip install -e .`, or add them to PYTHONPATH")
     args.parts = None if args.parts is None else [name for name in args.parts.split(",") if name]
     for name in args.parts or ():
         if name not in PARTS:

@@ -94,7 +94,7 @@ def describe_error(error: BaseException) -> Fact:
 
 
 def facts(device: str, num_envs: int, overrides: Sequence[str]) -> dict[str, Callable[[], Fact]]:
-    """Return the functions that measure the facts, by name and in order."""
+    """Return the function that measures each fact, by name, in the order to run them."""
 
     def physics(*more: str, **options: Any) -> Callable[[], Fact]:
         return lambda: bare_physics(device, num_envs, [*overrides, *more], **options)

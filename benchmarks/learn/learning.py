@@ -167,7 +167,7 @@ def read_goals(file: Path) -> dict[str, Goal]:
 
 
 def read_outcomes(file: Path) -> list[Outcome]:
-    """Read the stored outcomes; return [] without a file."""
+    """Read the stored outcomes; return [] if there is no file."""
     if not file.is_file():
         return []
     return [Outcome(**entry) for entry in json.loads(file.read_text())["outcomes"]]
@@ -238,7 +238,7 @@ def _means_of_episodes(rows: Sequence[Mapping[str, Any]], stat: str) -> list[flo
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Read the complete rows of a metrics.csv that may still be growing; return [] without a file."""
+    """Read the complete rows of a metrics.csv that may still be growing; return [] if there is no file."""
     if not file.is_file():
         return []
     text = file.read_text()
@@ -482,7 +482,7 @@ def _prepared(outcomes: Sequence[Outcome], goals: Mapping[str, Goal]) -> list[st
 
 
 def _until(seeds: Sequence[Outcome], name: str) -> list[float]:
-    """Return each seed's steps or time to the goal, or the totals if fewer than half of the seeds reached the goal."""
+    """Return the known steps or times to the goal, or the totals unless most seeds reached the goal."""
     before = [seed.prepare_seconds if name == "seconds" else 0.0 for seed in seeds]
     spent = [getattr(seed, f"{name}_to_threshold") for seed in seeds]
     if median_time(spent) is None:

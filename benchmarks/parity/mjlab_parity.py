@@ -368,7 +368,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Record, compare and write; return 1 if a term differs without a stated reason."""
+    """Record, compare and write; return 1 if a term exceeds its limit or a model differs."""
     arguments = parse()
     result: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/parity/mjlab_parity.py", *sys.argv[1:]]),

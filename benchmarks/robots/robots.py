@@ -2,13 +2,13 @@
 
     python benchmarks/robots/robots.py erd=FOLDER menagerie=FOLDER
     python benchmarks/robots/robots.py menagerie=FOLDER --simulators mujoco,mjwarp,newton --one-per-folder --most 40
-    python benchmarks/robots/robots.py bullet=FOLDER --skip random_urdfs --jointed    files with movable joints
+    python benchmarks/robots/robots.py bullet=FOLDER --skip random_urdfs --jointed  # only files with movable joints
 
-Every file is loaded in a separate process. `task`: whether `new_task` can write a task from a URDF, else its error;
-`loads`: whether a scene loads the file and a simulator steps it, else `line` has the error. `apart`: maximum difference
-from mj_step [m, rad, or quaternion component] after 50 control steps of 4 physics steps with the same random controls;
-null if plain MuJoCo rejects the file (`plain`). For URDF, plain MuJoCo gets the scene's mesh paths, compiler settings,
-excluded pairs and repaired masses (`mended`); objects without joints get a free joint. `chaos`: maximum
+Every file is loaded in a separate process. `task`: true if `new_task` can write a task from a URDF, else the error.
+`loads`: true if a scene loads the file and a simulator steps it; if not, `line` is the error. `apart`: maximum
+difference from mj_step [m, rad, or quaternion component] after 50 control steps of 4 physics steps with the same random
+controls; null if plain MuJoCo rejects the file (`plain` is its error). For URDF, plain MuJoCo gets the scene's mesh
+paths, compiler settings, excluded pairs and repaired masses; objects without joints get a free joint. `chaos`: maximum
 difference between runs of plain MuJoCo from states 1e-7 apart; above 1e-3, float32 simulators are not compared.
 """
 

@@ -155,7 +155,7 @@ def _flag(value: Any, what: str) -> bool:
 
 
 def numbers_of(info: Any) -> Iterator[tuple[str, float]]:
-    """Return up to `MOST_NUMBERS` finite numbers and flags of an info; nested numbers are named `<key>/<name>`."""
+    """Return up to `MOST_NUMBERS` finite numbers and flags of an `info` dict; nested ones are named `<key>/<name>`."""
     return islice(_all_numbers(info), MOST_NUMBERS)
 
 

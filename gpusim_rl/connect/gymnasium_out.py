@@ -80,7 +80,7 @@ class TaskVectorEnv(VectorEnv):
             self.env.seed(seed)
         where = (options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool))
         if not isinstance(where, np.ndarray) or where.shape != (self.num_envs,) or where.dtype != bool:
-            raise ValueError(f"options['reset_mask'] must be a bool array of shape ({self.num_envs},)")
+            raise ValueError(f"options['reset_mask'] must be a NumPy bool array of shape ({self.num_envs},)")
         self._begin(where)
         return self._last.copy(), {}
 

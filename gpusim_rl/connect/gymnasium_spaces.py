@@ -140,5 +140,5 @@ def actions_of(space: Space[Any], name: str) -> tuple[spaces.ActionSpace, Callab
             return action.astype(np.int64).reshape(-1, *(space.shape or ())) + space.start
 
         return spaces.MultiDiscrete(counts), to_indices
-    supported = "a Box of floats, Discrete or MultiDiscrete"
+    supported = "Discrete, MultiDiscrete or a Box of floats"
     raise ConfigError(key=f"{name}: action space", expected=supported, got=space, hint=WRAPPER)

@@ -161,7 +161,7 @@ def snake_case(name: str) -> str:
 
 
 def camel_case(name: str) -> str:
-    """Convert `joint_vel_scale` to jointVelScale."""
+    """Convert `joint_vel_scale` to `jointVelScale`."""
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
 
 

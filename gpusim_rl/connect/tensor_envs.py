@@ -1,4 +1,4 @@
-"""Base class for other libraries' vector envs in torch, without synchronisation with the device."""
+"""Base class for other libraries' torch-based vector envs, without host-device synchronisation."""
 
 from __future__ import annotations
 

@@ -158,8 +158,9 @@ def _make_envpool(name: str, cfg: EnvConfig, num_envs: int, seed: int) -> Any:
 def _make_registered(name: str, cfg: EnvConfig, num_envs: int) -> VectorEnv:
     """Make envs by their id in Gymnasium's registry, or by `module:id`."""
     kwargs, env_id = dict[str, Any](cfg.kwargs), module_and_id(name)
-    for key in {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"} & kwargs.keys():
-        hint = "Try num_envs, env.vectorization or env._target_=my_envs.make"
+    ours = {"num_envs": "num_envs", "vectorization_mode": "env.vectorization"}
+    for key in {*ours, "vector_kwargs", "wrappers"} & kwargs.keys():
+        hint = f"Set {ours[key]} instead" if key in ours else "Try your own function: env._target_=my_envs.make"
         raise ConfigError(f"not an argument of {name}", key=f"env.kwargs.{key}", hint=hint)
     typed = kwargs.get("max_episode_steps")
     if cfg.max_episode_steps is not None:

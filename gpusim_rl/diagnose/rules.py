@@ -196,7 +196,7 @@ def simulation_bound(run: RunStats) -> Finding | None:
 
 
 def update_bound(run: RunStats) -> Finding | None:
-    """Find learning that takes longer than collecting."""
+    """Detect updates that take at least half of the time."""
     if run.minibatches is None or run.update - (run.sums or 0.0) < 0.5 or small_minibatches(run):
         return None
     epochs = run.epochs or 1
@@ -219,7 +219,7 @@ def small_minibatches(run: RunStats) -> Finding | None:
 
 
 def logging_bound(run: RunStats) -> Finding | None:
-    """Find logging that is slow in every row."""
+    """Detect logging that is slow for every row."""
     if run.log_cost < 0.05 or run.log_peaks >= 0.5 * run.log or sums_bound(run):
         return None  # logging also sums rows over processes
     problem = f"logging-bound: writing rows takes {_percent(run.log_cost)} of the time"
@@ -228,7 +228,7 @@ def logging_bound(run: RunStats) -> Finding | None:
 
 
 def checkpoint_bound(run: RunStats) -> Finding | None:
-    """Find logging that is slow in a few rows only: checkpoints."""
+    """Detect logging that is slow for a few rows only: checkpoints."""
     if run.log_cost < 0.05 or run.log_peaks < 0.5 * run.log:
         return None
     cost = min(run.log_peaks, run.log_cost)

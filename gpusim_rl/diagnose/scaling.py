@@ -35,7 +35,7 @@ def fits(point: Measurement) -> bool:
 
 
 def knee(points: Points) -> int | None:
-    """Return the fewest envs beyond which no measurement gains `GAIN` per doubling; None without measurements."""
+    """Return the smallest number of envs beyond which a doubling gains less than `GAIN`; None if nothing is usable."""
     usable = [num_envs for num_envs, point in _measured(points).items() if fits(point)]
     for i, few in enumerate(usable):
         if all(gain_per_doubling(points, few, many) < GAIN for many in usable[i + 1 :]):

@@ -152,7 +152,7 @@ def _index_at(segments: list[_Segment], ts: float) -> int | None:
 
 
 def name_function(events: Iterable[_Event], transfer: Transfer, library: re.Pattern[str]) -> str | None:
-    """Return the innermost Python function outside the library that made a transfer; needs a trace with stacks."""
+    """Return the innermost non-library Python function during a transfer; needs a trace with stacks."""
     innermost: tuple[float, str] | None = None
     for event in events:
         function = _FUNCTION.fullmatch(event["name"]) if event.get("cat") == "python_function" else None

@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class _ServedActor:
-    """State of an actor in the learner's process."""
+    """Learner-side state of an actor."""
 
     number: int
     remote: Remote  # with the noise, recurrent state and rollout of this actor

@@ -162,7 +162,7 @@ class Study:
                 raise ValueError(f"trial {trial.number} does not belong to this search")
 
     def distributions(self) -> dict[str, Any]:
-        """Return the space as Optuna's distributions."""
+        """Return the search space as Optuna distributions."""
         kinds: Any = self.optuna.distributions
 
         def distribution(allowed: Any) -> Any:
@@ -257,7 +257,7 @@ def _check_schema(file: Path) -> None:
     query = "SELECT name FROM sqlite_master WHERE NOT (sql GLOB ? OR sql GLOB ? OR sql GLOB ?)"
     with closing(_connect(file)) as connection:  # not read-only: rolls back the journal of a killed search
         if found := connection.execute(query, kinds).fetchone():
-            raise ValueError(f"contains {found[0]!r}, which is neither a table nor an index")
+            raise ValueError(f"contains {found[0]!r}, which is not a plain table or index")
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], header: bool = True) -> bytes:

@@ -75,10 +75,11 @@ class Clip:
             raise ConfigError(problem, expected="at least 2 frames, 1 joint and 1 body")
         if not 0.0 < self.fps < 10_000.0:
             raise ConfigError(key="fps", expected="a frame rate in (0, 10000) Hz", got=self.fps)
-        error = np.abs(np.linalg.norm(self.body_quat_w, axis=-1) - 1.0)
+        error = np.abs((norm := np.linalg.norm(self.body_quat_w, axis=-1)) - 1.0)
         if error.max() > UNIT:
             frame, body = np.unravel_index(error.argmax(), error.shape)
-            raise ConfigError(f"quaternion of {self.body_names[body]} in frame {frame} is not normalised")
+            problem = f"quaternion of {self.body_names[body]!r} in frame {frame} is not normalised"
+            raise ConfigError(problem, key="body_quat_w", got=f"norm {norm[frame, body]:.3g}")
 
     @property
     def seconds(self) -> float:
@@ -106,7 +107,7 @@ def read(path: Path, joint_names: Sequence[str] | None, body_names: Sequence[str
     values |= {key: np.array(names) for key, names in given.items() if names is not None and key not in values}
     try:
         if missing := [field.name for field in fields(Clip) if field.name not in values]:
-            hint = "mjlab's clips contain no names: pass the robot. " if set(missing) == set(given) else ""
+            hint = "mjlab's clips lack joint and body names: name the robot. " if set(missing) == set(given) else ""
             raise ConfigError(f"missing arrays {', '.join(missing)}; found {present}", hint=f"{hint}See {DOCS}")
         for key in given:
             it = values[key]
@@ -207,9 +208,15 @@ def _check_velocities(clip: Clip) -> None:
     """Raise ConfigError unless velocities match pose changes over 0.1 s, a window that spans duplicate frames."""
     window = min(max(1, round(0.1 * clip.fps)), len(clip.joint_pos) - 1)
     for name, of, names, change, hint in (
-        ("body_lin_vel_w", "body_pos_w", clip.body_names, np.diff(clip.body_pos_w, axis=0), "velocities of origins"),
+        (
+            "body_lin_vel_w",
+            "body_pos_w",
+            clip.body_names,
+            np.diff(clip.body_pos_w, axis=0),
+            "velocities of body origins",
+        ),
         ("joint_vel", "joint_pos", clip.joint_names, np.diff(clip.joint_pos, axis=0), "rad/s"),
-        ("body_ang_vel_w", "body_quat_w", clip.body_names, _turns(clip.body_quat_w), "rad/s, the world frame, wxyz"),
+        ("body_ang_vel_w", "body_quat_w", clip.body_names, _turns(clip.body_quat_w), "rad/s, world frame and wxyz"),
     ):
         velocity = getattr(clip, name)
         got, expected = _mean(0.5 * (velocity[1:] + velocity[:-1]), window), clip.fps * _mean(change, window)
@@ -220,7 +227,7 @@ def _check_velocities(clip: Clip) -> None:
         frames = f"mean of {names[place[1]]} over frames {place[0]} to {place[0] + window} is {got[place]:.3g}"
         if likeness > LIKENESS:
             rate = clip.fps * scale
-            hint = f"about fps={rate:{'.0f' if rate >= 10.0 else '.2g'}} instead of {clip.fps:g}"
+            hint = f"fps={rate:{'.0f' if rate >= 10.0 else '.2g'}} or so, not {clip.fps:g}"
         problem = f"does not match the rate of change of {of}: {frames}"
         raise ConfigError(problem, key=name, expected=f"{expected[place]:.3g}", hint=f"Use {hint}")
 

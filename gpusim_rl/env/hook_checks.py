@@ -59,7 +59,7 @@ class HookChecks:
         hook = f"{self._name}.rewards()"
         if not isinstance(terms, dict) or not terms:
             got = terms if terms == {} else type(terms)
-            raise TaskError(key=hook, expected="a dict of named terms", got=got)
+            raise TaskError(key=hook, expected="a non-empty dict of named terms", got=got)
         for name, term in terms.items():
             self._tensor(f"{hook}[{name!r}]", term, (self._num_envs,), torch.float32)
 

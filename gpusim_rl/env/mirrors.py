@@ -28,19 +28,19 @@ SIGNS: dict[str, list[float]] = {
 """Signs of each kind's components in the mirror image; a term may hold several quantities of one kind."""
 JOINTS, ACTUATORS = "joints", "actuators"
 IMAGE = "image"
-"""Kind of an image group from a camera in the robot's x-z plane: left and right swap."""
+"""Mirror kind for an image group from a camera in the robot's x-z plane: left and right swap."""
 EXACT = 1e-4  # tolerance of mirrored scan points [m]
 
 
 class PerBody(NamedTuple):
-    """Kind of a term with one quantity for each named body or site: `PerBody(FEET)`."""
+    """Mirror kind for a term with one quantity per named body or site, such as `PerBody(FEET)`."""
 
     names: Sequence[str]
     kind: str = "scalar"
 
 
 class AtSite(NamedTuple):
-    """Kind of a term measured by a sensor at a site, in the site's axes: `AtSite("imu", "vector", "ang_vel")`.
+    """Mirror kind for a sensor at a site, in the site's axes, such as `AtSite("imu", "vector", "ang_vel")`.
 
     The mirror image of a velocity off the symmetry plane depends on the angular velocity: the group's term `omega`.
     """

@@ -90,7 +90,7 @@ class Frame(NamedTuple):
 
 
 class Motions:
-    """Concatenated frames of clips, resampled to `rate` [Hz]; not checkpointed. Raises the errors of `resampled`."""
+    """Concatenated frames of clips, resampled to `rate` [Hz]; not checkpointed. Raises errors like `resampled`."""
 
     def __init__(self, clips: Mapping[str, Clip], rate: float, device: torch.device) -> None:
         first = next(iter(clips.values()))

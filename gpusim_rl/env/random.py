@@ -1,4 +1,4 @@
-"""Counter-based random numbers for envs, without hidden generator state on the device."""
+"""Counter-based random numbers for envs, whose state is an explicit device tensor."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ def fit(clip: Clip, scene: Scene, robot: str, bodies: Sequence[str] | None = Non
     for kind, names, there in (("joints", joints, clip.joint_names), ("bodies", needed, clip.body_names)):
         if missing := [name for name in names if name not in there]:
             file = robot_of(clip)
-            origin = file.stem if file else f"a robot with {len(there)} {kind} {', '.join(there[:MOST])} ..."
+            origin = file.stem if file else f"a robot with {len(there)} {kind} ({', '.join(there[:MOST])}, ...)"
             some = ", ".join(missing[:MOST]) + (f" and {len(missing) - MOST} more" if missing[MOST:] else "")
-            raise ConfigError(f"missing {kind} {some} of {robot!r}", hint=f"This seems to be a clip of {origin}")
+            raise ConfigError(f"lacks {kind} of {robot!r}: {some}", hint=f"This seems to be a clip of {origin}")
     _check_kinematics(clip, scene, robot)
     columns = {"joint": [clip.joint_names.index(n) for n in joints], "body": [clip.body_names.index(n) for n in wanted]}
     names = ("joint_pos", "joint_vel", "body_pos_w", "body_quat_w", "body_lin_vel_w", "body_ang_vel_w")

@@ -146,7 +146,7 @@ class VecEnv(Environment):
         return self.look()
 
     def look(self) -> Observation:
-        """Recompute the observation to act on after a change in what the task observes."""
+        """Recompute and return the current observation after a change in what the task observes."""
         self._obs = self._look()
         return self._obs
 

@@ -34,7 +34,7 @@ class EncodedPolicy(Policy):
         return action, older + state
 
     def initial_state(self, batch: int) -> Hidden:
-        """Return the initial recurrent state, zeros."""
+        """Return the initial recurrent state (all zeros)."""
         return self._begin(batch) + self.policy.initial_state(batch)
 
     def actor_state(self, batch: int) -> Hidden:

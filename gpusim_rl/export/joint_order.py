@@ -48,7 +48,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     """Return a vendor's order for a task's policy; raise ConfigError if joints, actions or observations do not fit."""
     key, hint = f"--order {vendor}", "Try without --order"
     if not isinstance(env, VecEnv):
-        raise ConfigError("not supported for envs of another library", key=key, hint=hint)
+        raise ConfigError("not supported for third-party envs", key=key, hint=hint)
     model, sources = env.sim.scene.model, env.task.sources
     joints = [j for j in range(model.njnt) if model.jnt_type[j] in (_HINGE, _SLIDE)]
     names = [model.joint(j).name.rpartition("/")[2].removesuffix("_joint") for j in joints]

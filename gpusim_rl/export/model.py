@@ -132,7 +132,7 @@ def write_int8(file: Path, quantized: Path) -> None:
 
 
 def write_numpy(file: Path, arrays: Path) -> bool:
-    """Convert an ONNX file to an npz of arrays and operations; return False if `policy.py` does not support one."""
+    """Convert an ONNX file to an npz of arrays and operations; return False if `policy.py` lacks one of these."""
     graph = onnx.load(file).graph
     nodes: list[list[Any]] = []
     for node in graph.node:

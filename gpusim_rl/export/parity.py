@@ -184,7 +184,7 @@ def _errors(expected: Arrays, got: Arrays, units: Units) -> np.ndarray:
 def _at_border(
     exact: Function, got: Arrays, inputs: Arrays, state: Arrays, rows: np.ndarray, units: Units
 ) -> np.ndarray:
-    """Return the rows where the policy gives the file's outputs for a neighbouring observation."""
+    """Return the rows where a tiny change of the observation makes the policy's outputs match the file's."""
     random, near = np.random.default_rng(0), np.zeros(len(rows), dtype=bool)
     (obs, *images), state = (values[rows] for values in inputs), tuple(layers[:, rows] for layers in state)
     got = tuple(output[:, rows] if output.ndim == 3 else output[rows] for output in got)

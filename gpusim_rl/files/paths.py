@@ -19,7 +19,7 @@ _EXPECTED = "expected a run folder, a .pt file or a trained task"
 
 
 def checkout() -> Path | None:
-    """Return the source checkout of this package; None in a wheel."""
+    """Return the root of the source checkout; None if installed from a wheel."""
     root = PACKAGE.parent
     return root if (root / "pyproject.toml").is_file() and (root / "tasks").is_dir() else None
 

@@ -175,7 +175,7 @@ def check_fits(shown: Demonstrations, file: str, env: EnvSpec, groups: Collectio
     got, expected = (f"{n} {'discrete' if d else 'continuous'}" for n, d in zip(sizes, discrete, strict=True))
     require("actions", expected, got)
     if isinstance(space, MultiDiscrete) and ((shown.action < 0) | (shown.action >= np.array(space.counts))).any():
-        raise ConfigError("action index out of range", key=file, expected=f"0 to n - 1, with n = {list(space.counts)}")
+        raise ConfigError("action index out of range", key=file, expected=f"0 to n - 1 for n in {list(space.counts)}")
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:

@@ -257,7 +257,7 @@ class ActorCritic(Policy):
     def forward(
         self, inputs: Mapping[str, Tensor], hidden: Hidden = (), is_first: Tensor | None = None
     ) -> tuple[Distribution, Tensor, Hidden]:
-        """Return distribution, value and state for normalised inputs; the time axis is optional if feed-forward."""
+        """Return distribution, value and state for normalised inputs; the time axis is optional without an RNN."""
         seen, frames = self.images(inputs, hidden, is_first)
         hidden = hidden[len(frames) :]
         split = self.actor.num_states

@@ -55,7 +55,7 @@ class ActionNoise:
         self._next(0)
 
     def advance(self, t: int, done: Bool[Tensor, " envs"]) -> None:
-        """Move to step t of the rollout (0 at its end); `done` marks ended episodes."""
+        """Advance to step t of the rollout (after its last step: t = 0, no new noise); `done` marks ended episodes."""
         if self._lasts:
             self._ended.copy_(done)
         if t:  # fixed addresses, for CUDA graphs of single steps

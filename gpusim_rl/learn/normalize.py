@@ -24,7 +24,7 @@ class RunningNormalizer(nn.Module):
     """Feature normalisation by the running mean and variance of all batches; `eps` is added to the variance.
 
     Batches are merged with Chan, Golub and LeVeque's pairwise update (1979, STAN-CS-79-773), for any batch size.
-    Sums are float64, around the batch mean: an offset of 1e6 costs no precision.
+    Squared deviations from the batch mean are summed in float64, so an offset of 1e6 costs no precision.
     """
 
     mean: Tensor
@@ -63,7 +63,7 @@ class RunningNormalizer(nn.Module):
         where: Bool[Tensor, " batch"] | None = None,
         collective: Collective = ALONE,
     ) -> None:
-        """Merge the batches of all processes; rows where the mask `where` is False may hold any values."""
+        """Merge the batches of all processes; rows where the mask `where` is False are ignored, even NaN."""
         if where is None:
             count = torch.full_like(self.count, float(x.shape[0]))
             data = x.to(torch.float64, copy=True)

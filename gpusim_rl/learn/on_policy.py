@@ -232,7 +232,7 @@ class OnPolicy(Algorithm):
 def _check(terms: Mapping[str, Tensor], losses: Sequence[str], shape: torch.Size, section: str) -> None:
     for name in sorted(terms.keys() ^ {*losses}):
         problem = f"{name!r} is {'a loss without a weight' if name in terms else 'a weight without a loss'}"
-        raise ConfigError(problem, key=f"algo={section}", hint="Use the same names in `weights` and `losses`")
+        raise ConfigError(problem, key=f"algo={section}", hint="Weights and losses need the same names")
     for name, term in terms.items():
         if term.shape != shape:
             raise ConfigError(key=f"loss {name!r}", expected=f"shape [time, batch] = {[*shape]}", got=[*term.shape])

@@ -153,7 +153,7 @@ REMOTES: dict[type[Algorithm], type[Remote]] = {Impala: RemoteImpala, OffPolicy:
 
 
 def remote_class(algorithm_class: type[Algorithm]) -> type[Remote] | None:
-    """Return the `Remote` class of an algorithm; None if it learns only from its newest policy."""
+    """Return the `Remote` class of an algorithm; None if it must learn from data of its newest policy."""
     return next((remote for cls, remote in REMOTES.items() if issubclass(algorithm_class, cls)), None)
 
 

@@ -35,8 +35,9 @@ def _load(env: EnvSpec, context: LearnerContext, key: str, name: str, group: str
         problem, hint = "needs numeric observations, but these envs have only images", f"Try adding group {group!r}"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     if theirs != ours:
-        problem = f"the policy's observation size is {theirs}, but group {group!r} of this task has size {ours}"
-        hint = "Try `task` and `task.observations` from that run's config.yaml, with used=false for teacher-only terms"
+        problem = f"the loaded policy observes {theirs} numbers, but group {group!r} of this task has {ours}"
+        only = ", with used=false for terms that only the teacher observes" if group == GROUP else ""
+        hint = f"Copy `task`, with its observations, from the config.yaml of the loaded run{only}"
         raise ConfigError(problem, key=f"{key}={name}", hint=hint)
     return trained
 

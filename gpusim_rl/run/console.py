@@ -186,7 +186,7 @@ class Console:
             self._write(self._out, on_one_line(line))
 
     def _say(self, event: str, *lines: str, data: Mapping[str, object] | None = None, hang: int = 0) -> None:
-        """Show lines; on a terminal, a nonzero `hang` wraps them at words, with that hanging indent [columns]."""
+        """Show lines; on a terminal, a nonzero `hang` word-wraps them with that hanging indent [columns]."""
         texts = list(map(on_one_line, lines))  # names and settings may be untrusted
         self.note(*lines)
         if self.mode == "json":

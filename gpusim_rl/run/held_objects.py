@@ -1,6 +1,6 @@
-"""Search for tensors and random generators in an object and what it contains, without reading tensor values.
+"""Recursive search of an object for tensors and random generators, without reading tensor values.
 
-For `debug.check_device=true`: torch silently copies host scalars, and its device errors do not name the tensor.
+`debug.check_device=true` needs it, since torch silently copies host scalars, and its device errors do not name tensors.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _untuned(run: RunView) -> str:
 
 
 def _setting(run: RunView) -> str:
-    """Return the prefix of the number of envs in the banner: recipe, and number of actors or processes."""
+    """Return the banner's text before the number of envs: recipe, and number of actors or processes."""
     spec, actors, processes = run.start.spec, run.num_actors, run.start.collective.size
     several = len(recipes(chosen_task(spec.overrides) or "", spec.config_dir)) > 1
     recipe = f"recipe {run.cfg.recipe}, " if several and run.cfg.recipe else ""

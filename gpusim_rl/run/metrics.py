@@ -122,7 +122,7 @@ class Metrics:
         self._arrival: torch.cuda.Event | None = None
 
     def begin_rollout(self) -> None:
-        """Discard the steps of an aborted rollout."""
+        """Begin a rollout; discard the steps of an aborted one."""
         self._rollout.clear()
 
     def record_step(self, step: Step) -> None:
@@ -210,9 +210,9 @@ class Metrics:
             raise ConfigError(key=key, expected=f"names such as 'search/{name}'", got=name)
         is_tensor = isinstance(value, Tensor)
         if not is_tensor or value.ndim != 0 or value.device.type != self.device.type:
-            problem = f"a tensor of shape {[*value.shape]} on {value.device}" if is_tensor else type(value).__name__
+            got = f"shape {[*value.shape]} on {value.device}" if is_tensor else type(value)
             expected = f"a tensor of shape [] on {self.device}"
-            raise ConfigError(f"not a scalar tensor, but {problem}", key=f"{key}[{name!r}]", expected=expected)
+            raise ConfigError(key=f"{key}[{name!r}]", expected=expected, got=got)
 
     def _add(self, name: str, value: Tensor) -> None:
         if name not in self._sums:

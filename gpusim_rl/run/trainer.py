@@ -225,7 +225,7 @@ class Trainer:
         }
 
     def _state_to_save(self, log: Logger) -> dict[str, Any]:
-        """Return the checkpoint content, with per-process state of all ranks, which must call this together."""
+        """Return the checkpoint contents, with the per-process state of all ranks; all must call this."""
         state, collective = self.state_dict() | log.state_dict(), self.start.collective
         if collective.size == 1:
             return state

@@ -79,7 +79,7 @@ def refuse_misplaced(config: Mapping[str, Any], arguments: Sequence[str], config
     for group in ("algo", "task"):
         if isinstance(section_of(config, group).get(group), Mapping):
             problem = _problem(arguments, config_dir) if group == "task" else ""
-            nested = f"the {group} yaml sets {group}.{group}: its first line must be '# @package _global_'"
+            nested = f"the {group} yaml is nested as {group}.{group}. Its first line must be '# @package _global_'"
             raise ConfigError(problem or nested)
 
 

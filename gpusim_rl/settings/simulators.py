@@ -50,7 +50,7 @@ def default_simulator(device: str) -> Simulator:
 
 
 def check_warp(user: str, hint: str = "") -> None:
-    """Raise ConfigError unless MuJoCo Warp, which `user` needs, can be imported."""
+    """Raise ConfigError unless MuJoCo Warp can be imported; `user` is the setting that needs it."""
     if sys.version_info < WARP_PYTHON:  # the pip command would fail
         raise ConfigError(key=user, expected="Python 3.11 or later", got=tuple(sys.version_info[:2]), hint=hint)
     import_optional("mujoco_warp", WARP_PACKAGES[1], user)

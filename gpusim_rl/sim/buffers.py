@@ -25,7 +25,7 @@ _MARGIN = 1.5  # safety factor on the trial's maximum
 
 
 def buffer_sizes(scene: Scene, cfg: SimConfig) -> tuple[int, int]:
-    """Return constraint rows and contacts per world: from the settings, else from the scene, else estimated."""
+    """Return constraint rows and contacts per world: from the settings, else (rows) from the scene, else estimated."""
     rows, contacts = cfg.njmax or scene.njmax, cfg.nconmax
     estimated = (0, 0) if rows and contacts else estimate_buffers(scene.model)
     return rows or estimated[0], contacts or estimated[1]

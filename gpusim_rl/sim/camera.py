@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, uint8
 
-from gpusim_rl.errors import TaskError, available
+from gpusim_rl.errors import TaskError, available, did_you_mean
 
 OUTPUTS = ("rgb", "depth", "segmentation")
 FAR = 100.0  # depth of the far plane, and of pixels without a hit [m]
@@ -51,7 +51,8 @@ def add_camera(
             spec.camera(camera.name).fovy = fovy
         return
     if pos is None:
-        raise TaskError("pos is required for a new camera", key=call, hint=available(camera.name, known))
+        problem = f"a new camera needs pos; the files define {', '.join(known) or 'no cameras'}"
+        raise TaskError(problem, key=call, hint=did_you_mean(camera.name, known).strip())
     bodies = [each.name for each in spec.bodies[1:]]  # without the world
     if body is not None and body not in bodies:
         raise TaskError(f"no body {body!r}", key=call, hint=available(body, bodies))

@@ -60,7 +60,7 @@ def read_by_trimesh(mesh: mujoco.MjsMesh, file: Path) -> None:
 
 
 def mend(mesh: mujoco.MjsMesh, file: Path, collides: bool) -> str:
-    """Repair a mesh, or box it if it `collides`; return a note on its bounding box, or "". ValueError on failure."""
+    """Repair a mesh, or use a box if it `collides`; return a note on the box, or "". ValueError on failure."""
     error = _compiles(mesh, file, collides)
     if error and mesh.file and "volume" not in error:
         read_by_trimesh(mesh, file)

@@ -43,7 +43,7 @@ def solver_limits(scene: mujoco.MjOption, cfg: SimConfig, usual: tuple[int, int]
 
 
 class SceneOption:
-    """Options by their names in `mujoco.MjOption`; files cannot override values written here."""
+    """Physics options, named as in `mujoco.MjOption`; values set here take precedence over those in files."""
 
     _spec: mujoco.MjSpec
     _changed: Callable[[], None]

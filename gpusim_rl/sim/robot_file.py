@@ -133,7 +133,7 @@ def _fix_masses(spec: mujoco.MjSpec) -> None:
 def hide_collision_shapes(model: mujoco.MjModel) -> None:
     """Hide collision shapes (group 0 by convention) of bodies with visual shapes (group 1 or 2).
 
-    A visual shape much smaller than the collision shapes is a detail, not the body's appearance.
+    Bodies whose visual shapes are much smaller than their collision shapes show both.
     """
     collides = (model.geom_contype | model.geom_conaffinity) != 0
     visual, drawn = ~collides & np.isin(model.geom_group, (1, 2)), collides & (model.geom_group == 0)

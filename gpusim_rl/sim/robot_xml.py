@@ -93,7 +93,7 @@ def walk(content: bytes, start: Callable[[str, dict[str, str]], object], end: Ca
         nonlocal depth, count
         depth, count = depth + 1, count + 1
         if depth > budgets.XML_DEPTH or count > budgets.XML_ELEMENTS:
-            nested, many = f"elements nested {depth} deep", f"more than {budgets.XML_ELEMENTS} elements"
+            nested, many = f"nested more than {budgets.XML_DEPTH} deep", f"more than {budgets.XML_ELEMENTS} elements"
             raise ValueError(f"XML: line {parser.CurrentLineNumber}: {nested if depth > budgets.XML_DEPTH else many}")
         start(tag, attributes)
 

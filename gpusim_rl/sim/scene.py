@@ -118,7 +118,7 @@ class Scene:
 
         Args:
             friction: Sliding [-], torsional [m] and rolling [m] friction; contacts use the maximum of both geoms.
-            solimp: Impedance at the surface and at a depth, and that depth [m]; contacts use the mean of both geoms.
+            solimp: MuJoCo's (d0, dwidth, width): impedance at depths 0 and `width` [m]; contacts use the mean.
             margin: Distance at which contacts are detected [m]; contacts use the sum of both geoms.
         """
         ground.add_plane(self.spec, friction, solimp, margin)

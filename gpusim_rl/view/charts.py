@@ -82,7 +82,7 @@ def time_unit(last_s: float) -> tuple[str, float]:
 
 
 def short(value: float, digits: int = 6) -> str:
-    """Format a number compactly, such as `1.5 k`."""
+    """Format a number compactly, e.g. `1.5 k`."""
     value = float(f"{value:.{digits}g}")
     size, suffix = next((pair for pair in SUFFIXES if abs(value) >= pair[0]), (1.0, ""))
     return f"{value / size:.6g} {suffix}".rstrip()

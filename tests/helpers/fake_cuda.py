@@ -536,34 +536,29 @@ def count(task: str, algo: str) -> Training:
     samples = cfg.num_envs * learn.horizon
     steps = fit_minibatches(samples, samples / learn.minibatch_size) if "epochs" in few else 1
 
-    def update_on(machine: Machine, it: Iteration, minibatches: int = 1) -> float:
+    def update_on(machine: Machine, it: Iteration, minibatches: int) -> float:
         step_times = times * minibatches / steps if "updates" not in few else 1.0  # batches have full size
         by_part = {"minibatch step": step_times, "update": times}
         return sum(cost.seconds(by_part[part], machine) for part in UPDATE for cost in it.costs.get(part, []))
 
-    numbers, on = [sum(it.kernels.get(part, 0) for part in UPDATE) for it in updates], {}
-    if "epochs" in few:
-        size = learn.epochs, steps
-        step = (numbers[1] - numbers[0]) // 2
-        whole = _larger(numbers, *size)
-        for machine in (H100, BYTES):
-            sizes = [update_on(machine, it, n) for it, n in zip(updates, (2, 4, 2), strict=True)]
-            on[machine] = _larger(sizes, *size)
-    elif "updates" in few:
-        size = 1, learn.horizon * learn.updates // few["updates"]
-        step = (numbers[1] - numbers[0]) // 2
-        whole = _larger([*numbers, 0], *size)
-        on = {m: _larger([*(update_on(m, it) for it in updates), 0.0], *size) for m in (H100, BYTES)}
-    else:
-        every = getattr(learn, "epochs", 1) * getattr(trainer.algorithm, "num_minibatches", 1)
-        step, whole = first.kernels["minibatch step"] // every, numbers[0]
-        on = {machine: update_on(machine, first) for machine in (H100, BYTES)}
+    def whole(values: list[float]) -> float:
+        if "epochs" in few:
+            return _larger(values, learn.epochs, steps)
+        return _larger([*values, 0.0], 1, learn.horizon * learn.updates // few["updates"]) if few else values[0]
+
+    numbers = [sum(it.kernels.get(part, 0) for part in UPDATE) for it in updates]
+    every = getattr(learn, "epochs", 1) * getattr(trainer.algorithm, "num_minibatches", 1)
+    step = (numbers[1] - numbers[0]) // 2 if few else first.kernels["minibatch step"] // every
     costs = [cost for part in PARTS if part not in ONCE for cost in first.costs.get(part, [])]
+    shares = (2, 4, 2) if "epochs" in few else (1,) * len(updates)
     seconds, moved = (
-        {CONTROL_STEP: sum(cost.seconds(times, machine) for cost in costs), "update": on[machine]}
+        {
+            CONTROL_STEP: sum(cost.seconds(times, machine) for cost in costs),
+            "update": whole([update_on(machine, it, n) for it, n in zip(updates, shares, strict=True)]),
+        }
         for machine in (H100, BYTES)
     )
-    kernels = {**first.kernels, "minibatch step": step, "update": round(whole)}
+    kernels = {**first.kernels, "minibatch step": step, "update": round(whole(numbers))}
     faults = [fault for it in updates for fault in it.faults]
     return Training(cfg.num_envs, learn.horizon, faults, kernels, seconds, moved)
 

@@ -246,7 +246,7 @@ def test_ppo_starts_from_a_student(teacher: str, tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"distill": {"teacher": "nowhere"}}, r"^no checkpoint 'nowhere'"),
-        ({"task": {"observations": {"cart_pos": {"history": 2}}}}, r"size is 4, .* 'policy' .* size 5"),
+        ({"task": {"observations": {"cart_pos": {"history": 2}}}}, r"observes 4 numbers, .* 'policy' .* has 5"),
         ({"task": {"discrete": True}}, r"discrete actions are not supported"),
         ({"distill": {"network": {"separate": True}}}, r"no value function"),
     ],
@@ -259,7 +259,7 @@ def test_incompatible_teacher_is_rejected(changes: dict[str, Any], words: str, t
 
 def test_teacher_with_other_actions_or_code_is_rejected(teacher: str, tmp_path: Path) -> None:
     pendulum = {"num_envs": 2, "log": {"console": "quiet", "dir": str(tmp_path)}, "distill": {"teacher": teacher}}
-    with pytest.raises(ConfigError, match=r"distill\.teacher=.* observation size is 4"):
+    with pytest.raises(ConfigError, match=r"distill\.teacher=.* observes 4 numbers"):
         make_trainer(prepare("Pendulum", algo="distill", **pendulum))
     with pytest.raises(ConfigError, match=r"1 actions.* 8"):
         make_trainer(prepare("Ant", algo="distill", **pendulum))

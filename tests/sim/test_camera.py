@@ -439,7 +439,7 @@ def test_every_visual_parameter_has_a_case():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"name": "wrost"}, "pos is required"),
+        ({"name": "wrost"}, "needs pos"),
         ({"name": "marble/owm"}, "mean 'marble/own'"),
         ({"name": "marble/own", "pos": (0, 0, 1)}, "defines this camera"),
         ({"body": "marble/marbel"}, "mean 'marble/marble'"),

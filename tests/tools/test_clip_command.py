@@ -91,14 +91,14 @@ def test_position_jump_is_not_recorded(clip, tmp_path):
     words = ("record", "Go1Tracking", "--out", "x.npz", "--seconds", "0.6", "--skip")
     for skip, when in (("0", "0.42"), ("0.5", "0.84")):
         error = clip(*words, skip, code=2).stderr
-        assert f"pose of 'robot' after {when} s" in error
+        assert f"moved 'robot' to a new pose after {when} s" in error
     assert not (tmp_path / "x.npz").exists()
     clip(*words, "0", "--seconds", "0.2")
     assert load(tmp_path / "x.npz").seconds == pytest.approx(0.2)
     still = {name: (0.0 if "vel" in name else 1.0) * value[:1].repeat(22, axis=0) for name, value in short.items()}
     save(tmp_path / "short.npz", replace(trot, **still))
     error = clip(*words[:3], "y.npz", *words[4:], "0", code=2).stderr
-    assert "pose of 'robot' after 0.42 s" in error, "small jumps are found too"
+    assert "new pose after 0.42 s" in error, "small jumps are found too"
 
 
 def test_check_describes_clips_and_reports_mismatches(clip, tmp_path):

@@ -63,7 +63,7 @@ def test_doctor_diagnoses_without_importing_torch(tool):
         (["scaling", "task=Ant", "--device", "gpu"], "device: expected auto, cpu, cuda"),
         (["scaling", "task=Ant", "--num-processes", "1", "--num-actors", "2"], "not both"),
         (["scaling", "task=Ant", "--num-processes", "1,2", "--num-envs", "64,8"], "--num-envs: expected one value"),
-        (["scaling", "task=Ant", "num_envs=3"], "num_envs: cannot be set"),
+        (["scaling", "task=Ant", "num_envs=3"], "num_envs: cannot be overridden"),
     ],
 )
 def test_bad_input_is_rejected_in_one_line(tool_here, arguments, line):
