@@ -81,9 +81,8 @@ class OnPolicy(Algorithm):
         self.num_minibatches = self.fit_minibatches(samples)
         self.steps = GradientSteps(self.policy, context, cfg, samples // self.num_minibatches, length, device)
         self.weigh(self.loss_weights())
-        self._loss = self.chunk_loss
-        if context.compile:
-            self._loss = Compiled(self.chunk_loss, f"the {type(self).__name__} loss", one_shape=False)
+        name = f"the {type(self).__name__} loss"
+        self._loss = Compiled(self.chunk_loss, name, one_shape=False, now=context.compile)
 
     @classmethod
     def make_policy(cls, cfg: Any, env: EnvSpec, context: LearnerContext, device: torch.device) -> ActorCritic:

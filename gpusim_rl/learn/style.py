@@ -169,9 +169,7 @@ class Style(Extension):
         self.optimizer = MaskedAdamW([*self.discriminator.parameters()], cfg.discriminator.learning_rate)
         self._reward = torch.zeros((), device=device)  # mean style reward of the last rollout
         self._valid = torch.zeros(samples, dtype=torch.bool, device=device)
-        self._loss = self._discriminator_loss
-        if context.compile:
-            self._loss = Compiled(self._discriminator_loss, "the discriminator loss")
+        self._loss = Compiled(self._discriminator_loss, "the discriminator loss", now=context.compile)
 
     def record(self, t: int, obs: Observation, step: Transition) -> None:
         """Store step t, with the agent's features before any reset."""

@@ -25,26 +25,40 @@ class Compiled(Generic[P, R]):
     """Function compiled as one region; if compilation fails, it runs eagerly, after one warning that contains `name`.
 
     With `one_shape`, for arguments of constant shapes, graph breaks and recompilations count as failures. No code runs
-    twice: compilation finishes before any code runs. Thread-safe once compiled.
+    twice: compilation finishes before any code runs. Thread-safe once compiled. Eager until `compile` unless `now`.
     """
 
     def __init__(
-        self, function: Callable[P, R], name: str, backend: str = "inductor", *, one_shape: bool = True
+        self,
+        function: Callable[P, R],
+        name: str,
+        backend: str = "inductor",
+        *,
+        one_shape: bool = True,
+        now: bool = True,
     ) -> None:
+        self._function, self._name = function, name
+        self._backend, self._one_shape = backend, one_shape
+        self._compiled: Callable[P, R] | None = None
+        if now:
+            self.compile()
+
+    def compile(self) -> None:
+        """Compile the function from the next call on."""
         from torch._dynamo import config  # takes a second
         from torch._dynamo.exc import TorchDynamoException
+
+        function = self._function
 
         def region(*args: P.args, **kwargs: P.kwargs) -> R:
             return function(*args, **kwargs)
 
         # Torch caches by code object: the same function of another instance must not count as a recompilation.
         region.__code__ = region.__code__.replace()
-        self._function = function
-        self._name = name
         self._error = TorchDynamoException
-        self._once = config.patch(error_on_recompile=True) if one_shape else nullcontext()
-        shapes: dict[str, Any] = {"fullgraph": True, "dynamic": False} if one_shape else {}
-        self._compiled: Callable[P, R] | None = torch.compile(region, **shapes, backend=backend)
+        self._once = config.patch(error_on_recompile=True) if self._one_shape else nullcontext()
+        shapes: dict[str, Any] = {"fullgraph": True, "dynamic": False} if self._one_shape else {}
+        self._compiled = torch.compile(region, **shapes, backend=self._backend)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function."""

@@ -164,6 +164,14 @@ class Graphs:
             replay()
         return output
 
+    def forget(self) -> None:
+        """Free all graphs after code has changed; the segments warm up again, without `watch`, and are recaptured."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        for kept in (self._captured, self._memory, self._calls, self._drawn):
+            kept.clear()
+        self._watch = False
+
     def _try_to_capture(self, segment: str, body: Callable[[], Any]) -> bool:
         states = [generator.get_state() for generator in self._generators]
         try:

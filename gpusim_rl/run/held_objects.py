@@ -22,6 +22,7 @@ from torch import Generator, Tensor, nn
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.machine.compiled import Compiled
 
 T = TypeVar("T")
 
@@ -36,6 +37,11 @@ PLAIN = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, str, b
 def generators_of(owner: object, device: torch.device) -> list[Generator]:
     """Return an object's random generators on a device; a CUDA graph must register them."""
     return [generator for _, generator, _ in _held(owner, Generator, device) if generator.device.type == device.type]
+
+
+def regions_of(owner: object, device: torch.device) -> list[Compiled[..., Any]]:
+    """Return the functions in an object that torch.compile can compile."""
+    return [region for _, region, _ in _held(owner, Compiled, device)]
 
 
 def attributes(node: object) -> dict[str, Any]:
