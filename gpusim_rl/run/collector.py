@@ -16,7 +16,7 @@ from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.machine.torch_threads import ROWS_PER_THREAD, limit_torch_threads
 from gpusim_rl.run.checkpoint import EPISODES, REPLAY, clear_entries
 from gpusim_rl.run.cuda_graph import Graphs, choose_graph
-from gpusim_rl.run.held_objects import check_devices, devices_checked, generators_of, unsaved
+from gpusim_rl.run.held_objects import check_devices, devices_checked, generators_of, regions_of, unsaved
 from gpusim_rl.run.metrics import Metrics, Row
 from gpusim_rl.run.start import RunStart
 from gpusim_rl.run.timing import PhaseTimer
@@ -52,7 +52,7 @@ class Collector:
         generators, stateful = generators_of(algorithm, self.device), [*env.stateful, algorithm]
         given: dict[str, Any] = {"generators": generators, "stateful": stateful, "collective": collective}
         # A compiled region would run uncompiled under the watch.
-        self.graphs = Graphs(choice, self.device, **given, watch=start.compile.mode == "off")
+        self.graphs = Graphs(choice, self.device, **given, watch=not start.compile.now)
         self._unsaved = [unsaved(owner) for owner in env.stateful]
 
     def collect(self, pause: Pause = ignore_pause) -> None:
@@ -68,6 +68,13 @@ class Collector:
             self.algorithm.before_update()
             stats = self.graphs.run("update", self.algorithm.update)
             self.metrics.record_update(stats, type(self.algorithm).__name__)
+
+    def compile(self) -> None:
+        """Compile control steps and update from the next iteration on, and capture graphs again."""
+        self.env.compile()
+        for region in regions_of(self.algorithm, self.device):
+            region.compile()
+        self.graphs.forget()
 
     def numbers(self) -> Row:
         """Return host-side numbers for the next row of metrics."""

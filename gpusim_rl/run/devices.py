@@ -70,29 +70,64 @@ def set_deterministic(deterministic: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompileChoice:
-    """torch.compile mode (`off`, `learner` or `all`), and the reason for it."""
+    """torch.compile mode (`off`, `learner`, `all`, or `later` while it is undecided), and the reason for it."""
 
     mode: str
     reason: str
+    since: int | None = None  # iteration after which the run switched to compiled code, with `auto`
 
     def __str__(self) -> str:
         return f"{'learner and control steps' if self.mode == 'all' else self.mode} ({self.reason})"
 
+    @property
+    def now(self) -> bool:
+        """True if code is compiled from its first call."""
+        return self.mode in ("learner", "all")
 
-def choose_compile(cfg: RunConfig, device: torch.device) -> CompileChoice:
-    """Choose the torch.compile mode: `cfg.compile`, reduced to what this machine supports; `off` for evaluations."""
+
+IN_BACKGROUND = ("cuda",)  # types of devices on which `auto` compiles
+
+
+def choose_compile(
+    cfg: RunConfig,
+    device: torch.device,
+    sim_device: torch.device,
+    *,
+    outside: type[Environment] | None = None,
+    since: int | None = None,
+) -> CompileChoice:
+    """Choose the torch.compile mode: `cfg.compile`, reduced to what this machine supports; `off` for evaluations.
+
+    Args:
+        cfg: Settings of the run.
+        device: Device of the learner.
+        sim_device: Device of the physics.
+        outside: Env class of another library.
+        since: Iteration after which the resumed run switched to compiled code.
+    """
     if cfg.test:
         return CompileChoice("off", "not used for evaluations")
+    wanted, auto = cfg.compile, cfg.compile == "auto"
     rules = (
-        (cfg.compile == "off", "off", "as configured"),
+        (wanted == "off", "off", "as configured"),
+        (auto and device.type not in IN_BACKGROUND, "off", "auto: not on CUDA"),
+        (auto and sim_device != device, "off", f"auto: physics on {sim_device}"),
+        (auto and cfg.torch_deterministic, "off", "auto: torch_deterministic=true"),
+        (auto and cfg.multi_gpu, "off", "auto: multi_gpu=true"),
+        (auto and cfg.actors.engine is not None, "off", "auto: actors step the envs"),
+        (auto and outside is not None, "off", f"auto: {outside and outside.library} runs the control step"),
+        (auto and cfg.debug.check_task, "off", "auto: debug.check_task reads every step"),
         (device.type == "cuda" and find_spec("triton") is None, "off", "torch.compile needs the triton package"),
-        (cfg.compile != "off" and not has_compiler(), "off", "torch.compile needs a C++ compiler"),
-        (cfg.debug.check_task and cfg.compile == "all", "learner", "debug.check_task reads every step"),
-        (True, cfg.compile, "as configured"),
+        (not has_compiler(), "off", "torch.compile needs a C++ compiler"),
+        (cfg.debug.check_task and wanted == "all", "learner", "debug.check_task reads every step"),
+        (auto and since is not None, "all", f"auto: since iteration {since}"),
+        (auto, "later", "auto: in the background, if the run takes minutes"),
+        (True, wanted, "as configured"),
     )
-    choice = next(CompileChoice(mode, reason) for holds, mode, reason in rules if holds)
-    if cfg.compile != choice.mode:
-        logger.warning("compile=%s is not available here; using %s", cfg.compile, choice)
-    if choice.mode != "off":
+    mode, reason = next((mode, reason) for holds, mode, reason in rules if holds)
+    choice = CompileChoice(mode, reason, since if auto and mode == "all" else None)
+    if not auto and wanted != mode:
+        logger.warning("compile=%s is not available here; using %s", wanted, choice)
+    if choice.now:
         logger.info("torch.compile compiles during the first iterations, which takes a minute or more the first time")
     return choice

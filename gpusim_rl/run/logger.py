@@ -19,6 +19,7 @@ from gpusim_rl.files.checkpoint_file import save
 from gpusim_rl.run.checkpoint import Checkpoints
 from gpusim_rl.run.console import Console
 from gpusim_rl.run.cuda_graph import GraphChoice
+from gpusim_rl.run.devices import CompileChoice
 from gpusim_rl.run.film import film
 from gpusim_rl.run.log_interval import LogRow
 from gpusim_rl.run.metadata import banner, describe_run
@@ -82,7 +83,7 @@ class Logger:
         self._warned: set[str] = set()  # warnings that are shown once
         self._rewards_checked = False
         self._room = {name: room for name, (room, _) in run.env.buffers.items()}
-        self._noted: GraphChoice | None = None  # graph mode recorded in env.json
+        self._noted: tuple[GraphChoice, CompileChoice] | None = None  # recorded in env.json
         spec = run.start.spec
         foreign = untrusted_values(spec.config)  # classes and arguments that commands accept only with these flags
         folder = None if untrusted_values(spec.config, spec.config_dir) else spec.config_dir
@@ -114,10 +115,11 @@ class Logger:
         self.console.close()
 
     def note(self, run: RunView) -> None:
-        """Write the run's description to env.json, initially and whenever the graph mode has changed."""
-        if self._silent or self._noted == run.graph:
+        """Write the run's description to env.json, initially and whenever the graph or compile mode has changed."""
+        modes = run.graph, run.start.compile
+        if self._silent or self._noted == modes:
             return
-        self._noted = run.graph
+        self._noted = modes
         try:
             self.run_dir.note(describe_run(run))
         except (OSError, ValueError) as error:  # full disk; edited file

@@ -38,7 +38,7 @@ def make_algorithm(
 ) -> Algorithm:
     """Make the algorithm of a run, with pretrained weights if configured; `seed` replaces the process's seed."""
     cfg, load = start.cfg, partial(load_policy, start.spec, env.action_space, start.device)
-    context = LearnerContext(cfg.algo, start.collective, start.compile.mode != "off", load, actor)
+    context = LearnerContext(cfg.algo, start.collective, start.compile.now, load, actor)
     algorithm = start.spec.algorithm_class(
         cfg.algorithm,
         env,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -87,7 +88,7 @@ def describe_run(run: RunView) -> dict[str, Any]:
         | {name: room for name, (room, _) in run.env.buffers.items()},
         "learner": learner,
         "graph": {"mode": graph.mode, "reason": graph.reason},
-        "compile": {"mode": run.start.compile.mode, "reason": run.start.compile.reason},
+        "compile": dataclasses.asdict(run.start.compile),
         "actors": run.num_actors,
         "processes": run.start.collective.size,
         "local_processes": here,

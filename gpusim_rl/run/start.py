@@ -104,7 +104,8 @@ def begin(spec: RunSpec, collective: Collective = ALONE) -> tuple[RunStart, dict
     device, sim = choose_devices(cfg, outside=outside)
     if cfg.eval.interval and not cfg.test:
         choose_eval_devices(cfg, outside=outside)  # report errors early
-    compiled = choose_compile(cfg, device)
+    since = None if state is None else state.get("compiled_since")
+    compiled = choose_compile(cfg, device, sim.device, outside=outside, since=since)
     torch.manual_seed(seed)
     if cfg.torch_deterministic:  # cuBLAS requires it when CUDA starts
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

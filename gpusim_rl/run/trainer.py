@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from gpusim_rl.errors import ConfigError, one_line_if_out_of_memory
 from gpusim_rl.files.checkpoint_file import check_is_data
 from gpusim_rl.run import checkpoint
+from gpusim_rl.run.background_compile import BackgroundCompile
 from gpusim_rl.run.collector import Collector
 from gpusim_rl.run.eval_schedule import EvalSchedule
 from gpusim_rl.run.held_objects import generators_of
@@ -45,6 +46,7 @@ class Trainer:
         self._reporter = Reporter(self.intervals, name, self.stop_signal)
         self._check = self._reporter.finite_check
         self._evaluations: EvalSchedule | None = None
+        self._compilation = BackgroundCompile(collector)
         self._elapsed_s, self._started_at = 0.0, time.perf_counter()
         self._others_stop = False  # whether another process has received a signal
         self._put_back = False  # whether the learner was restored for lack of finite gradients
@@ -103,6 +105,7 @@ class Trainer:
         self.iteration += 1
         self.env_steps += self.start.collective.size * self.env.num_envs * self.algorithm.horizon
         with self.collector.timer("log"):
+            self.start = self._compilation.after_iteration(self.view(), log)
             log.note(self.view())  # a capture may have failed
             if self._evaluations is not None:
                 state = lambda: self.state_dict() | log.state_dict()  # noqa: E731
@@ -140,6 +143,7 @@ class Trainer:
         """Free the simulator and end the evaluation process."""
         if self._evaluations is not None:
             self._evaluations.close()
+        self._compilation.close()
         self.intervals.close()
         self.collector.close()
 
@@ -220,6 +224,7 @@ class Trainer:
             "env_steps": self.env_steps,
             "elapsed_s": run.elapsed_s,
             "best_return": run.best_return,
+            "compiled_since": self.start.compile.since,
             "torch_rng": torch.get_rng_state(),
             **self.collector.state_dict(),
         }

@@ -648,7 +648,7 @@ class RunConfig:
     rl_device: Device | None
     eval_device: Device | None
     graph: Literal["auto", "off", "split", "step", "rollout"]
-    compile: Literal["off", "learner", "all"]
+    compile: Literal["auto", "off", "learner", "all"]
     checkpoint: str | None
     start_from: str | None
     trust: bool

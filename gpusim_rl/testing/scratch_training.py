@@ -22,7 +22,7 @@ def scratch_training(overrides: Sequence[str]) -> Iterator[tuple[Trainer, Logger
         trainer.iterate(log)
     """
     with tempfile.TemporaryDirectory() as folder:
-        quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.checkpoint_interval=1000000"]
+        quiet = [f"log.dir={quote(folder)}", "log.console=quiet", "log.checkpoint_interval=1000000", "compile=off"]
         spec = load_spec(compose([*quiet, "max_iterations=1000000", *overrides]), overrides)
         trainer = make_trainer(spec)
         with trainer.logging() as log:

@@ -1,4 +1,4 @@
-"""Tests of compile=off|learner|all: the choice, its reason and the compiled functions."""
+"""Tests of the setting `compile`: the choice, its reason and the compiled functions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpusim_rl.connect.gymnasium_in import GymnasiumEnv
 from gpusim_rl.env import vec_env
 from gpusim_rl.machine import compiled
 from gpusim_rl.run import devices
@@ -18,9 +19,14 @@ from helpers.training import differences, make_trainer
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
-def choose(wanted: str, device: torch.device = CUDA, *, check_task: bool = False) -> CompileChoice:
-    cfg: Any = SimpleNamespace(test=False, compile=wanted, debug=SimpleNamespace(check_task=check_task))
-    return choose_compile(cfg, device)
+def choose(
+    wanted: str, device: torch.device = CUDA, *, check_task: bool = False, engine: str | None = None, **more: Any
+) -> CompileChoice:
+    given = {name: more.pop(name) for name in ("outside", "since") if name in more}
+    settings = {"test": False, "compile": wanted, "torch_deterministic": False, "multi_gpu": False, **more}
+    debug, actors = SimpleNamespace(check_task=check_task), SimpleNamespace(engine=engine)
+    cfg: Any = SimpleNamespace(**settings, debug=debug, actors=actors)
+    return choose_compile(cfg, device, settings.pop("sim_device", device), **given)
 
 
 @pytest.fixture
@@ -37,6 +43,30 @@ def test_compile_choice_states_its_reason() -> None:
     limited = choose("all", check_task=True)
     assert limited.mode == "learner" and "debug.check_task" in limited.reason
     assert choose("learner", check_task=True) == choose("learner")
+
+
+@pytest.mark.usefixtures("has_compiler")
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("CUDA", {"device": CPU}),
+        ("physics on cpu", {"sim_device": CPU}),
+        ("torch_deterministic", {"torch_deterministic": True}),
+        ("multi_gpu", {"multi_gpu": True}),
+        ("actors", {"engine": "process"}),
+        ("Gymnasium", {"outside": GymnasiumEnv}),
+        ("check_task", {"check_task": True}),
+    ],
+)
+def test_auto_compiles_only_single_cuda_runs(
+    reason: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose("auto").mode == "later" and not choose("auto").now
+    assert choose("auto", since=9) == CompileChoice("all", "auto: since iteration 9", 9)
+    for since in (None, 9):
+        choice = choose("auto", since=since, **changes)
+        assert choice.mode == "off" and reason in choice.reason
+    assert caplog.messages == []
 
 
 def test_missing_compiler_turns_compilation_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +109,11 @@ def test_compiled_code_runs_and_stays_out_of_checkpoints(
             set(vec_env.COMPILED) if wanted == "all" else set()
         )
         assert trainer.run_dir is not None
-        assert trainer.run_dir.environment["compile"] == {"mode": wanted, "reason": "as configured"}
+        assert trainer.run_dir.environment["compile"] == {
+            "mode": wanted,
+            "reason": "as configured",
+            "since": None,
+        }
     assert "compile" not in states[mode]
     for key in ("policy", "algorithm", "env", "metrics"):
         assert differences(states[mode][key], states["off"][key]) == [], key
