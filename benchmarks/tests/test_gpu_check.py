@@ -105,7 +105,7 @@ def test_gpu_facts_use_valid_settings(monkeypatch):
     for name in facts.keys() - {"versions", "loop of Warp in a graph of torch"}:
         facts[name]()
     assert len(composed) == len(facts) - 2
-    assert {config["compile"] for config in composed} == {"off", "learner", "all"}
+    assert {config["compile"] for config in composed} == {"auto", "learner", "all"}
 
 
 @pytest.mark.slow

@@ -53,12 +53,12 @@ class BackgroundCompile:
         self._since = (0, 0.0)  # iteration and time [s] at which the measurement of speed begins
 
     def after_iteration(self, run: RunView, log: Logger) -> RunStart:
-        """Begin or poll the compilation; return the run's start, with another compile mode once that is decided."""
+        """Begin or poll the compilation; return the run's start, with the new compile mode once it is decided."""
         choice = run.start.compile
         if choice.mode == "later":
             try:
                 choice = self._poll(run, log) if self._child is not None else self._decide(run, log)
-            except (OSError, ConfigError) as error:  # too little memory, a full disk; classes of a script
+            except (OSError, ConfigError) as error:  # too little memory, a full disk; a task of a script
                 choice = self._fail(str(error), log)
         return run.start if choice is run.start.compile else replace(run.start, compile=choice)
 
@@ -75,7 +75,7 @@ class BackgroundCompile:
         if left < WORTH_S:
             return CompileChoice("off", f"auto: the run ends within {WORTH_S:.0f} s")
         if not _room_for_copy(run.start.device):
-            return CompileChoice("off", "auto: too little free memory for a second copy of the run")
+            raise ConfigError("too little free memory for a second copy of the run")
         refuse_classes_of_script(run.start.spec.config)
         command = [sys.executable, "-c", _START, json.dumps(settings_of_child(run.start))]
         printed = open_file(log.run_dir.path / COMPILE_LOG, "ab+")

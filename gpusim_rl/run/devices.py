@@ -98,12 +98,7 @@ def choose_compile(
 ) -> CompileChoice:
     """Choose the torch.compile mode: `cfg.compile`, reduced to what this machine supports; `off` for evaluations.
 
-    Args:
-        cfg: Settings of the run.
-        device: Device of the learner.
-        sim_device: Device of the physics.
-        outside: Env class of another library.
-        since: Iteration after which the resumed run switched to compiled code.
+    `outside` is the env class of another library; `since`: iteration after which the resumed run was compiled, if any.
     """
     if cfg.test:
         return CompileChoice("off", "not used for evaluations")

@@ -17,6 +17,7 @@ from torch import Tensor
 from gpusim_rl.diagnose.transfers import audit, our_loop, violations
 from gpusim_rl.learn.distributions import DiagonalGaussian
 from gpusim_rl.learn.rollout import Rollout
+from gpusim_rl.run import background_compile
 from gpusim_rl.run.cuda_graph import SEGMENTS, WARM_UP
 from gpusim_rl.run.trainer import Trainer
 from helpers.training import Faulty, FaultyConfig, leaves, make_trainer, same, the_run
@@ -274,6 +275,24 @@ def test_steady_state_compiles_nothing(mode, tmp_path):
             iterate(10)
         assert counts["unique_graphs"] == graphs
         assert not torch.equal(parameters(trainer), before)
+
+
+@pytest.mark.slow
+def test_background_compilation_fills_cache_and_graphs_are_recaptured(tmp_path, monkeypatch):
+    monkeypatch.setattr(background_compile, "MEASURED_S", 0.0)
+    trainer = make("Cartpole", tmp_path, graph="rollout", compile="auto", max_iterations=10**9)
+    with running(trainer) as iterate:
+        while trainer.start.compile.mode == "later":
+            iterate(1)
+        assert trainer.start.compile.mode == "all", trainer.start.compile
+        assert trainer.collector.graphs._captured == {}
+        torch._dynamo.utils.counters.clear()
+        before = parameters(trainer)
+        iterate(CAPTURED + 1)
+        assert trainer.collector.graphs._captured.keys() == {"rollout", "update"}, trainer.collector.graphs.choice
+        found = torch._dynamo.utils.counters["inductor"]
+        assert found["fxgraph_cache_hit"] > 0 and found["fxgraph_cache_miss"] == 0, found
+        assert parameters(trainer).isfinite().all() and not torch.equal(parameters(trainer), before)
 
 
 @pytest.mark.parametrize("mode", ["rollout", "step", "split", "off"])
