@@ -118,12 +118,11 @@ def _room_for_copy(device: torch.device) -> bool:
 
 
 def settings_of_child(start: RunStart) -> dict[str, Any]:
-    """Return a run's settings, without what the compilation does not need."""
+    """Return the settings of a run's uncaptured copy."""
     config = start.spec.config
-    eager = {"compile": "all", "graph": "off", "seed": start.seed, "checkpoint": None, "start_from": None}
     encoder = {**config["pretrained"], "init_from": encoder_for(start.spec)}
-    log, evaluations = {**config["log"], "video": False, "tensorboard": False}, {**config["eval"], "interval": 0}
-    return {**config, **eager, "pretrained": encoder, "log": log, "eval": evaluations}
+    changes = {"compile": "all", "graph": "off", "checkpoint": None, "start_from": None, "pretrained": encoder}
+    return {**config, **changes}
 
 
 def fill_cache(config: Mapping[str, Any]) -> None:

@@ -189,7 +189,7 @@ def real(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
 def test_run_compiles_from_cache_of_child_and_resumes_exactly(tmp_path: Path) -> None:
-    """Runs in a process without the shape checks that torch cannot compile."""
+    """Run in a process without the shape checks that torch cannot compile."""
     file, paths = tmp_path / "call.py", [str(ROOT / "tests" / "run"), str(ROOT / "tests"), str(ROOT)]
     call = f"import sys\nsys.path[:0] = {paths}\nimport pathlib, test_background_compile as it\n"
     file.write_text(f"{call}it.real(pathlib.Path({str(tmp_path)!r}))\n")
