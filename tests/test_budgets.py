@@ -82,6 +82,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("learn/symmetry", "learn/rnd", "env/mirrors", "sim/mirror_image", "testing/mirror_check"),
     ),
     "graph watch": (95, "run/capture_watch"),
+    "compilation in the background": (146, "run/background_compile"),
     CORE: (19_370,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
