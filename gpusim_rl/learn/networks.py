@@ -91,10 +91,35 @@ class MLP(nn.Sequential):
 
     def cast_together(self, x: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch out"]:
         """Return the same bits as with autocast, but cast all weights in one kernel and all gradients in another."""
-        cast = iter(_Cast.apply(dtype, *self.parameters()))  # type: ignore[reportArgumentType]
+        cast, x = iter(cast_all([*self.parameters()], dtype)), x.to(dtype)
+        linear: Any = functional.linear
+        if torch.is_grad_enabled():
+            linear = partial(_Linear.apply, x.new_ones(1, x.shape[:-1].numel()))
         for layer in self:
-            x = functional.linear(x, next(cast), next(cast)) if isinstance(layer, nn.Linear) else layer(x)
+            x = linear(x, next(cast), next(cast)) if isinstance(layer, nn.Linear) else layer(x)
         return x
+
+
+class _Linear(torch.autograd.Function):
+    """Linear layer; the bias gradient is a product with ones, as sums over samples are slow in bf16 on CUDA."""
+
+    @staticmethod
+    def forward(ctx: Any, ones: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(ones, x, weight)
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+        ones, x, weight = ctx.saved_tensors
+        [gradient] = gradients
+        rows = gradient.flatten(0, -2)
+        inputs = gradient @ weight if ctx.needs_input_grad[1] else None
+        return None, inputs, rows.mT @ x.flatten(0, -2), (ones @ rows)[0]
+
+
+def cast_all(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Cast tensors in one kernel, and their gradients in another."""
+    return _Cast.apply(dtype, *tensors)  # type: ignore[reportReturnType]
 
 
 class _Cast(torch.autograd.Function):

@@ -333,4 +333,9 @@ def test_cast_together_equals_autocast() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             features = function(x)
         found.append((features, *torch.autograd.grad(features.float().square().sum(), list(layers.parameters()))))
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*found, strict=True))
+    for number, (a, b) in enumerate(zip(*found, strict=True)):
+        assert a.dtype == b.dtype
+        if number > 0 and number % 2 == 0:  # bias gradients are sums in another order
+            torch.testing.assert_close(a, b, rtol=2.0**-7, atol=0.0)
+        else:
+            assert torch.equal(a, b)
