@@ -102,10 +102,10 @@ class GradientSteps:
         if self._schedule == "linear":
             self.learning_rate.copy_(self._configured * (1.0 - self.iteration / max_iterations).clamp(min=0.0))
 
-    def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gradient(self, loss: Loss, batch: Sequences, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Pass the gradient of a minibatch, summed over chunks and processes, to the optimiser.
 
-        `weight` is the loss weight of each statistic. Return statistics, gradient norm, and whether it is non-finite.
+        `weight` is the loss weight of each statistic. Return statistics and gradient norm.
         """
 
         def chunk_gradient(sequences: Tensor) -> tuple[Tensor, ...]:
@@ -114,11 +114,11 @@ class GradientSteps:
             return losses.detach(), *self.optimizer.gradients(losses, weight)
 
         losses, *gradients = self.collective.sum(self.chunks.sum(chunk_gradient, index))
-        return losses, *self.optimizer.set_gradients(gradients)
+        return losses, self.optimizer.set_gradients(gradients)
 
-    def make(self, norm: Tensor, skip: Tensor) -> None:
-        """Apply the gradient with norm `norm`, unless `skip`."""
-        self.optimizer.masked_step(norm, skip)
+    def make(self, norm: Tensor) -> None:
+        """Apply the gradient with norm `norm`, if it is finite."""
+        self.optimizer.masked_step(norm)
         self._policy.head.clamp_()
 
     def summarize(self, steps: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, dict[str, Tensor]]:

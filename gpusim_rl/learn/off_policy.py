@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +34,7 @@ from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.prioritized import Priorities
 from gpusim_rl.learn.q_networks import QPolicy, project
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions
+from gpusim_rl.machine.compiled import Compiled
 from gpusim_rl.settings.schema import OffPolicyConfig
 from gpusim_rl.spaces import Box
 
@@ -42,7 +44,9 @@ class Batch(Transitions):
     """Transitions of one update, normalised; weights sum to 1 (or 0) over all processes."""
 
     noise: Tensor
-    """Standard normal noise for target and actor loss, [2, batch, actions]."""
+    """Noise for target and actor loss, [2, batch, actions]."""
+    ahead: tuple[Tensor, Tensor] | None = None
+    """Result of `next_action`, if already computed."""
 
 
 class OffPolicy(Algorithm):
@@ -113,6 +117,9 @@ class OffPolicy(Algorithm):
         self.actor_optimizer = None if policy.actor is None else self._make_optimizer(policy.actor, *with_actor)
         self._targets, self._online = self.policy.target_pairs()
         self.skipped = torch.zeros((), dtype=torch.float32, device=device)  # skipped updates since training began
+        compiled, name = partial(Compiled, now=context.compile), type(self).__name__
+        self._critic_loss = compiled(self.critic_loss, f"the {name} critics' loss")
+        self._actor_loss = compiled(self.actor_loss, f"the {name} actor's loss")
 
     def _make_optimizer(self, *networks: nn.Module) -> MaskedAdamW:
         cfg, parameters = self.cfg, [p for network in networks for p in network.parameters()]
@@ -204,17 +211,21 @@ class OffPolicy(Algorithm):
         cfg, number = self.cfg, self.horizon * self.cfg.updates
         stored = self.replay.fill * self.num_envs
         waits = stored < max(cfg.learning_starts, (cfg.n_step + 1) * self.num_envs)  # at least one n-step window
+        limit = torch.full_like(waits, torch.inf, dtype=torch.float32).masked_fill_(waits, 0.0)  # of gradient norms
         critic, actor, batches = [], [], self._draw(number)
         for index, batch in enumerate(batches):
-            moves_actor = self.actor_optimizer is not None and (index + 1) % cfg.policy_delay == 0
+            delay = cfg.policy_delay if self.actor_optimizer is not None else number
+            if index % delay == 0:
+                self.look_ahead(batches[index : index + delay])
+            moves_actor = self.actor_optimizer is not None and (index + 1) % delay == 0
             if self.policy.encoder is not None:
                 self._look(batch, moves_actor)
-            critic.append(self._critic_step(batch, waits))
+            critic.append(self._critic_step(batch, limit))
             if moves_actor:
-                actor.append(self._actor_step(batch, waits))
+                actor.append(self._actor_step(batch, limit))
             with torch.no_grad():
                 torch._foreach_lerp_(self._targets, self._online, cfg.tau)  # type: ignore[reportPrivateImportUsage]
-        skipped = torch.stack([bad for *_, bad in critic + actor]).sum()
+        skipped = (~(torch.stack([norm for *_, norm in critic + actor]) < torch.inf)).sum()
         self.skipped += skipped
         stats = {
             **self._critic_numbers(critic, torch.stack([batch.weight for batch in batches])),
@@ -246,8 +257,7 @@ class OffPolicy(Algorithm):
         [total] = self.collective.sum([weight.sum(dim=1, keepdim=True)])
         weight = weight / total.clamp_(min=torch.finfo(torch.float32).tiny)
         reward = drawn.reward if cfg.reward_scale == 1.0 else drawn.reward * cfg.reward_scale
-        shape = number, 2, cfg.batch_size, self.num_actions
-        noise = torch.randn(shape, device=self.device, generator=self._sample_generator)
+        noise = self._draw_batch_noise(number, 2, cfg.batch_size, self.num_actions)
 
         def split(x: Tensor) -> tuple[Tensor, ...]:
             return x.split(cfg.batch_size)
@@ -259,6 +269,9 @@ class OffPolicy(Algorithm):
         columns = split_groups(obs), split(action), split(reward), split_groups(next_obs), split(drawn.discount)
         rows = zip(*columns, weight.unbind(), split(drawn.index), noise.unbind(), strict=True)
         return [Batch(*row) for row in rows]
+
+    def _draw_batch_noise(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device, generator=self._sample_generator)
 
     def _look(self, batch: Batch, moves_actor: bool) -> None:
         """Append image features to the `policy` group, with gradients where they train the encoder."""
@@ -275,44 +288,48 @@ class OffPolicy(Algorithm):
                 features = policy.encoder(images, reduced=policy.reduced)
             obs["policy"] = torch.cat([obs["policy"], features], dim=-1)
 
-    def _critic_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Update critics; return losses and Q values [members, batch], mean target [batch], gradient norm and `bad`."""
+    def _critic_step(self, batch: Batch, limit: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Update critics if norm < limit; return losses and Q values [members, batch], mean target [batch] and norm."""
+        each, q, target, expected = self._critic_loss(batch)
+        gradients = self.critic_optimizer.gradients(each, batch.weight.expand_as(each))
+        if self.policy.critic_sees_images:
+            batch.obs["policy"] = batch.obs["policy"].detach()  # the actor does not train the encoder
+        norm = self.critic_optimizer.set_gradients(self.collective.sum(gradients))
+        self.critic_optimizer.masked_step(norm, limit)
+        if self.priorities is not None:
+            self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, ~(norm < limit))
+        return each.detach(), q, expected, norm
+
+    def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return losses and Q values [members, batch], targets and expected returns [batch]."""
         with torch.no_grad():
             target, expected = self.targets(batch)
-        policy = self.policy
-        outputs = policy.critic(batch.obs[policy.critic_group], batch.action, reduced=policy.mlp_reduced)
-        if policy.critic.support is None:
-            each = functional.mse_loss(outputs.squeeze(-1), target.expand(policy.critic.members, -1), reduction="none")
+        policy, critic = self.policy, self.policy.critic
+        outputs = critic(batch.obs[policy.critic_group], batch.action, reduced=policy.mlp_reduced)
+        if critic.support is None:
+            each = functional.mse_loss(outputs.squeeze(-1), target.expand(critic.members, -1), reduction="none")
         else:
             each = -(target * outputs.log_softmax(dim=-1)).sum(dim=-1)
-        gradients = self.critic_optimizer.gradients(each, batch.weight.expand_as(each))
-        if policy.critic_sees_images:
-            batch.obs["policy"] = batch.obs["policy"].detach()  # the actor does not train the encoder
-        norm, bad = self._step(self.critic_optimizer, self.collective.sum(gradients), waits)
-        if self.priorities is not None:
-            self.priorities.update(batch.index, self._error(each.detach(), target), batch.weight, waits | bad)
-        return each.detach(), policy.critic.value(outputs.detach()), expected, norm, bad
+        return each, critic.value(outputs.detach()), target, expected
 
     @torch.no_grad()
     def _critic_numbers(self, steps: list[tuple[Tensor, ...]], weight: Tensor) -> Mapping[str, Tensor]:
         """Return the critics' metrics, averaged over updates and processes; weight: [updates, batch]."""
-        each, q, expected, norm, bad = (torch.stack(column) for column in zip(*steps, strict=True))
+        each, q, expected, norm = (torch.stack(column) for column in zip(*steps, strict=True))
         per_critic = weight[:, None]
         loss, q = (each * per_critic).sum(dim=(1, 2)), (q * per_critic).sum(dim=2).mean(dim=1)
         expected = (expected * weight).sum(dim=1)
         numbers = torch.stack([*self.collective.sum([loss, q, expected]), norm], dim=1)
-        return _means(("loss/critic", "value/q", "value/q_target", "policy/critic_grad_norm"), numbers, bad)
-
-    def _step(self, optimizer: MaskedAdamW, gradients: list[Tensor], waits: Tensor) -> tuple[Tensor, Tensor]:
-        norm, bad = optimizer.set_gradients(gradients)
-        optimizer.masked_step(norm, waits | bad)
-        return norm, bad
+        return _means(("loss/critic", "value/q", "value/q_target", "policy/critic_grad_norm"), numbers)
 
     def _error(self, each: Tensor, target: Tensor) -> Tensor:
         """Return |y - Q| or KL(y || Q), averaged over critics, [batch]."""
         if self.policy.critic.support is None:
             return each.sqrt().mean(dim=0)
         return (each.mean(dim=0) + torch.special.xlogy(target, target).sum(dim=-1)).clamp_(min=0.0)
+
+    def look_ahead(self, batches: Sequence[Batch]) -> None:
+        """Prepare the updates until the next step of the actor, inclusive."""
 
     def next_action(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return actions for `next_obs`, and a bonus added to their value, [batch] or None."""
@@ -348,8 +365,8 @@ class OffPolicy(Algorithm):
     def q_value(self, batch: Batch, action: Tensor) -> Tensor:
         """Return the Q values that the actor maximises, [batch]."""
         critic, policy = self.policy.critic, self.policy
-        value = critic.value(critic(batch.obs[policy.critic_group], action, reduced=policy.mlp_reduced))
-        return self._reduce(value)
+        outputs = critic(batch.obs[policy.critic_group], action, reduced=policy.mlp_reduced, learns=False)
+        return self._reduce(critic.value(outputs))
 
     def _reduce(self, value: Tensor) -> Tensor:
         if self.policy.critic.members == 1:
@@ -367,20 +384,21 @@ class OffPolicy(Algorithm):
         mean = distance @ (counts / counts.sum().clamp(min=torch.finfo(torch.float32).tiny))
         return self.cfg.demonstrations.imitation / self.collective.size * q.detach().abs().mean() * mean
 
-    def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
-        """Update the actor; return its all-reduced losses and gradient norm, and `bad`: a non-finite gradient."""
+    def _actor_step(self, batch: Batch, limit: Tensor) -> tuple[Tensor, ...]:
+        """Update the actor if norm < limit; return its all-reduced losses and gradient norm."""
         assert self.actor_optimizer is not None
-        numbers = self.actor_loss(batch)
+        numbers = self._actor_loss(batch)
         gradients = self.actor_optimizer.gradients(numbers[0])
         sums = self.collective.sum([*(number.detach() for number in numbers), *gradients])
-        norm, bad = self._step(self.actor_optimizer, sums[len(numbers) :], waits)
-        return torch.stack([*sums[: len(numbers)], norm]), bad
+        norm = self.actor_optimizer.set_gradients(sums[len(numbers) :])
+        self.actor_optimizer.masked_step(norm, limit)
+        return *sums[: len(numbers)], norm
 
-    def _actor_numbers(self, steps: list[tuple[Tensor, Tensor]]) -> Mapping[str, Tensor]:
+    def _actor_numbers(self, steps: list[tuple[Tensor, ...]]) -> Mapping[str, Tensor]:
         if not steps:
             return {}
-        numbers, bad = (torch.stack(column) for column in zip(*steps, strict=True))
-        return _means((*self.actor_losses, "policy/grad_norm"), numbers, bad)
+        numbers = torch.stack([torch.stack(column) for column in zip(*steps, strict=True)], dim=1)
+        return _means((*self.actor_losses, "policy/grad_norm"), numbers)
 
     @torch.no_grad()
     def _look_at_new_frames(self) -> dict[str, Tensor]:
@@ -456,6 +474,7 @@ class OffPolicy(Algorithm):
                 frames.copy_(saved)
 
 
-def _means(names: Sequence[str], numbers: Tensor, bad: Tensor) -> dict[str, Tensor]:
-    """Average each column over updates; updates with a non-finite gradient count as 0."""
+def _means(names: Sequence[str], numbers: Tensor) -> dict[str, Tensor]:
+    """Average each column over updates; updates with a non-finite gradient, the last column, count as 0."""
+    bad = ~(numbers[:, -1] < torch.inf)
     return dict(zip(names, numbers.masked_fill_(bad[:, None], 0.0).mean(dim=0).unbind(), strict=True))

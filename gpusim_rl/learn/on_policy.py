@@ -172,8 +172,8 @@ class OnPolicy(Algorithm):
 
     def step(self, batch: Sequences, index: Tensor) -> tuple[Tensor, Tensor]:
         """Take an optimiser step on a minibatch; return its `losses` and gradient norm."""
-        losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)
-        self.steps.make(norm, skip)
+        losses, norm = self.steps.gradient(self._loss, batch, index, self._coefficients)
+        self.steps.make(norm)
         return losses, norm
 
     def end_update(self, steps: list[tuple[Tensor, Tensor]], *, observed: bool = True) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ class MaskedAdamW(torch.optim.AdamW):
         fused, capturable = kind in ("cpu", "cuda"), kind == "cuda"
         super().__init__(self.parameters, weight_decay=weight_decay, eps=eps, fused=fused, capturable=capturable)
         self.param_groups[0]["lr"] = learning_rate  # not via the constructor, which would sync
-        self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # CPU only: moments and step count
+        self._lists: tuple[list[Tensor], list[Tensor], Tensor] | None = None  # moments and step count
         device = self.parameters[0].device
         self._scale = torch.full((), FIRST_SCALE, device=device) if scaled else None
         self._finite_steps = torch.zeros((), dtype=torch.int32, device=device)  # since the scale changed
@@ -58,8 +58,8 @@ class MaskedAdamW(torch.optim.AdamW):
             weight = self._scale if weight is None else weight * self._scale
         return torch.autograd.grad(loss, self.parameters, weight, materialize_grads=True)
 
-    def set_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Unscale and set the next gradients; return their norm before clipping, and whether it is non-finite."""
+    def set_gradients(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Unscale and set the next gradients; return their norm before clipping."""
         if self._scale is not None:
             gradients = _KERNELS._foreach_mul([*gradients], self._scale.reciprocal())
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -67,29 +67,31 @@ class MaskedAdamW(torch.optim.AdamW):
             same = gradient.stride() == parameter.stride()
             parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
         norm = torch.linalg.vector_norm(torch.stack(_KERNELS._foreach_norm([*gradients])))
-        bad = ~(norm < torch.inf)
         if self._scale is not None:
-            _KERNELS._amp_update_scale_(self._scale, self._finite_steps, bad.float(), 2.0, 0.5, GROWTH_INTERVAL)
-        return norm, bad
+            bad = 1.0 - (norm < torch.inf).float()
+            _KERNELS._amp_update_scale_(self._scale, self._finite_steps, bad, 2.0, 0.5, GROWTH_INTERVAL)
+        return norm
 
-    def masked_step(self, norm: Tensor, hold: Tensor) -> None:
-        """Step with the gradients from `set_gradients`, which returned `norm`; do nothing if `hold`, bool []."""
+    def masked_step(self, norm: Tensor, limit: float | Tensor = torch.inf) -> None:
+        """Step with the gradients from `set_gradients`, which returned `norm`, if norm < limit; else do nothing."""
         # As with torch.amp, the fused step divides gradients by grad_scale (clipping) and skips if found_inf is 1.
         relative = norm if self._max_norm in (None, 1.0) else norm / self._max_norm
         self.grad_scale = None if self._max_norm is None else relative.clamp(min=1.0)
-        self.found_inf = hold.float()
-        if self.parameters[0].device.type != "cpu":
+        made = torch.lt(norm, limit, out=torch.empty_like(norm))  # 1 or 0, in one kernel; 0 for NaN
+        self.found_inf = 1.0 - made
+        if not self.param_groups[0]["fused"]:
             self.step()
             return
         if self._lists is None:
-            self._lists = self._state_on_cpu()
-        self._step_on_cpu(*self._lists)
+            self._lists = self._fused_state()
+        self._fused_step(*self._lists, made)
         for hook in _global_optimizer_post_hooks.values():
             hook(self, (), {})
 
-    def _state_on_cpu(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    def _fused_state(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
         states = [self.state[parameter] for parameter in self.parameters]
-        count = next((state["step"] for state in states if state), torch.zeros(()))
+        count = next((state["step"] for state in states if state), None)
+        count = torch.zeros((), device=self.parameters[0].device) if count is None else count
         for parameter, state in zip(self.parameters, states, strict=True):
             for name in ("exp_avg", "exp_avg_sq"):
                 if name not in state:
@@ -98,14 +100,13 @@ class MaskedAdamW(torch.optim.AdamW):
         return [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states], count
 
     @torch.no_grad()
-    def _step_on_cpu(self, means: list[Tensor], squares: list[Tensor], count: Tensor) -> None:
-        """Step with the kernel of `AdamW`, without torch's per-call overhead."""
+    def _fused_step(self, means: list[Tensor], squares: list[Tensor], count: Tensor, made: Tensor) -> None:
+        """Step with the kernel of `AdamW`, without torch's per-call overhead and step counts per parameter."""
         settings = {name: self.param_groups[0][name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
         settings["beta1"], settings["beta2"] = self.param_groups[0]["betas"]
-        count += 1
+        count += made  # the kernel does not read it if the step is skipped
         lists = self.parameters, [p.grad for p in self.parameters], means, squares, [], [count] * len(means)
         _KERNELS._fused_adamw_(*lists, **settings, grad_scale=self.grad_scale, found_inf=self.found_inf)
-        count -= self.found_inf
 
     def moments(self) -> list[dict[str, Tensor]]:
         """Return copies of the parameters' Adam states, empty before the first step; the first has the loss scale."""

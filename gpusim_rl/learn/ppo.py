@@ -130,10 +130,10 @@ class PPO(OnPolicy):
         valid, steps, metrics = weight.clone(), [], []
         for epoch in range(cfg.epochs):
             for index in shuffle(weight, valid, self.num_minibatches, self._shuffle_generator, self.collective):
-                losses, norm, skip = self.steps.gradient(self._loss, batch, index, self._coefficients)  # sample_losses
+                losses, norm = self.steps.gradient(self._loss, batch, index, self._coefficients)  # sample_losses
                 if cfg.schedule_per == "minibatch" and steps:  # the first KL compares the policy with itself
                     self._adapt(torch.add(losses[kl], norm, alpha=0.0))  # NaN if the step was skipped
-                self.steps.make(norm, skip)
+                self.steps.make(norm)
                 steps.append((losses, norm))
                 last = len(steps) == cfg.epochs * self.num_minibatches
                 trained = [extension.after_minibatch(index, weight, last) for extension in extensions]

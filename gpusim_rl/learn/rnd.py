@@ -87,7 +87,7 @@ class RandomDistillation(Extension):
         loss = (error * weight.index_select(1, index)).sum()
         gradients = self.optimizer.gradients(loss)
         loss, *gradients = self._collective.sum([loss.detach(), *gradients])
-        self.optimizer.masked_step(*self.optimizer.set_gradients(gradients))
+        self.optimizer.masked_step(self.optimizer.set_gradients(gradients))
         if not last:
             return {}
         rollout, self._states, self._rollout = self._rollout, None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,22 +34,26 @@ class SquashedGaussian:
     @property
     def mode(self) -> Float[Tensor, "*batch actions"]:
         """Action at the mean of u."""
-        return torch.tanh(self.mean) * self.scale
+        return self._squash(self.mean)
 
     def sample(self, noise: Float[Tensor, "*batch actions"]) -> Float[Tensor, "*batch actions"]:
         """Return actions for standard normal noise."""
-        return torch.tanh(torch.addcmul(self.mean, self.log_std.exp(), noise)) * self.scale
+        return self._squash(torch.addcmul(self.mean, self.log_std.exp(), noise))
 
     def sample_with_log_prob(
         self, noise: Float[Tensor, "*batch actions"]
     ) -> tuple[Float[Tensor, "*batch actions"], Float[Tensor, "*batch"]]:
         """Return actions for standard normal noise, and their log-density."""
         u = torch.addcmul(self.mean, self.log_std.exp(), noise)
-        # log pi = log N(u) - log(scale) - log(1 - tanh(u)^2), the last term accurate for tanh(u) near 1
-        log_slope = 2.0 * (math.log(2.0) - u - functional.softplus(-2.0 * u))
-        each = torch.add(noise.square(), 2.0 * (self.log_std + log_slope)).sum(dim=-1)
-        constant = u.shape[-1] * (0.5 * _LOG_2PI + math.log(self.scale))
-        return torch.tanh(u) * self.scale, -0.5 * each - constant
+        # log pi = log N(u) - log(scale) - log(1 - tanh(u)^2), the last term accurate for tanh(u) near 1:
+        # 2 log 2 - 2 u - 2 log(1 + exp(-2 u)). With beta=-2, softplus returns -log(1 + exp(-2 u)) / 2.
+        each = torch.add(self.log_std, u, alpha=-2.0).add(functional.softplus(u, beta=-2.0), alpha=4.0)
+        constant = u.shape[-1] * (0.5 * _LOG_2PI + math.log(4.0 * self.scale))
+        log_normal = torch.linalg.vecdot(noise, noise).mul_(-0.5).sub_(constant)
+        return self._squash(u), log_normal - each.sum(dim=-1)
+
+    def _squash(self, u: Tensor) -> Tensor:
+        return torch.tanh(u) if self.scale == 1.0 else torch.tanh(u) * self.scale
 
 
 class SACPolicy(QPolicy):
@@ -64,7 +69,7 @@ class SACPolicy(QPolicy):
         """Build the distribution; tanh bounds the log-std, with a non-zero gradient everywhere."""
         mean, spread = outputs.chunk(2, dim=-1)
         low, high = self._range
-        return SquashedGaussian(mean, 0.5 * (low + high + (high - low) * torch.tanh(spread)), self._scale)
+        return SquashedGaussian(mean, 0.5 * (high - low) * torch.tanh(spread) + 0.5 * (high + low), self._scale)
 
     @torch.no_grad()
     def act(self, obs: Observation, hidden: Hidden, deterministic: bool = True) -> tuple[Tensor, Hidden]:
@@ -106,9 +111,22 @@ class SAC(OffPolicy):
     def explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
         return self.policy.distribution(outputs).sample(noise)
 
+    @torch.no_grad()
+    def look_ahead(self, batches: Sequence[Batch]) -> None:
+        """Sample the next actions of all updates until the actor moves at once, unless the encoder moves before."""
+        if len(batches) > 1 and self.policy.encoder is None:
+            obs, noise = [batch.next_obs["policy"] for batch in batches], [batch.noise[0] for batch in batches]
+            action, bonus = self._next(torch.cat(obs), torch.cat(noise))
+            parts = (x.split(self.cfg.batch_size) for x in (action, bonus))
+            for batch, *ahead in zip(batches, *parts, strict=True):
+                batch.ahead = tuple(ahead)
+
     def next_action(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        outputs = self.policy.actor(batch.next_obs["policy"], reduced=self.policy.mlp_reduced)
-        action, log_prob = self.policy.distribution(outputs).sample_with_log_prob(batch.noise[0])
+        return batch.ahead or self._next(batch.next_obs["policy"], batch.noise[0])
+
+    def _next(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.policy.actor(obs, reduced=self.policy.mlp_reduced)
+        action, log_prob = self.policy.distribution(outputs).sample_with_log_prob(noise)
         return action, -self.log_alpha.exp() * log_prob
 
     def actor_loss(self, batch: Batch) -> list[Tensor]:
@@ -121,13 +139,14 @@ class SAC(OffPolicy):
             loss = loss + self._imitation(batch, distribution.mode, q)
         return [loss, -(log_prob.detach() @ batch.weight)]
 
-    def _actor_step(self, batch: Batch, waits: Tensor) -> tuple[Tensor, Tensor]:
-        numbers, bad = super()._actor_step(batch, waits)
+    def _actor_step(self, batch: Batch, limit: Tensor) -> tuple[Tensor, ...]:
+        loss, entropy, norm = super()._actor_step(batch, limit)
         if self.cfg.learn_alpha:
             with torch.no_grad():  # d/dlog_alpha of alpha (entropy - target_entropy)
-                slope = self.log_alpha.exp() * (numbers[1] - self._target_entropy)
-                self._step(self.alpha_optimizer, [slope], waits | bad)
-        return numbers, bad
+                self.log_alpha.grad = self.log_alpha.exp() * (entropy - self._target_entropy)
+                # NaN if the slope is not finite
+                self.alpha_optimizer.masked_step(torch.add(norm, self.log_alpha.grad, alpha=0.0), limit)
+        return loss, entropy, norm
 
     def update(self) -> dict[str, Tensor]:
         return super().update() | {"policy/alpha": self.log_alpha.detach().exp()}

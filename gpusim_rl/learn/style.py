@@ -224,7 +224,7 @@ class Style(Extension):
         numbers = self._loss(rows, weight / count.clamp(min=1.0), 1.0 / (number * self.collective.size))
         gradients = self.optimizer.gradients(numbers[0])
         numbers, *gradients = self.collective.sum([numbers.detach(), *gradients])
-        self.optimizer.masked_step(*self.optimizer.set_gradients(gradients))
+        self.optimizer.masked_step(self.optimizer.set_gradients(gradients))
         return numbers
 
     def _discriminator_loss(self, x: Tensor, weight: Tensor, reference_weight: float) -> Tensor:

@@ -26,7 +26,7 @@ class TD3Policy(QPolicy):
         self._scale = cfg.action_scale
 
     def action(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch actions"]:
-        return torch.tanh(outputs) * self._scale
+        return torch.tanh(outputs) if self._scale == 1.0 else torch.tanh(outputs) * self._scale
 
 
 class TD3(OffPolicy):
@@ -70,11 +70,15 @@ class TD3(OffPolicy):
         super().record(action, step)
 
     def next_action(self, batch: Batch) -> tuple[Tensor, None]:
-        cfg, policy = self.cfg, self.policy
+        policy = self.policy
         assert policy.target_actor is not None
         action = policy.action(policy.target_actor(batch.next_obs["policy"], reduced=policy.mlp_reduced))
-        noise = (batch.noise[0] * cfg.smoothing).clamp_(-cfg.smoothing_clip, cfg.smoothing_clip)
-        return self._noisy(action, noise), None
+        return self._noisy(action, batch.noise[0]), None
+
+    def _draw_batch_noise(self, *shape: int) -> Tensor:
+        cfg, noise = self.cfg, super()._draw_batch_noise(*shape)
+        noise[:, 0].mul_(cfg.smoothing).clamp_(-cfg.smoothing_clip, cfg.smoothing_clip)
+        return noise
 
     def actor_loss(self, batch: Batch) -> list[Tensor]:
         policy = self.policy

@@ -185,7 +185,7 @@ def test_priorities_are_td_errors(network: dict[str, Any]) -> None:
     else:
         each = [[(t - q).abs() for t, q in zip(target, m[:, 0], strict=True)] for m in predicted]
     slow = torch.tensor(each).mean(dim=0)
-    dqn._critic_step(batch, torch.tensor(False))
+    dqn._critic_step(batch, torch.tensor(torch.inf))
     counts = batch.weight > 0
     assert dqn.priorities is not None and counts.any()
     assert torch.allclose(dqn.priorities.values[batch.index][counts], slow[counts] + 1e-6, atol=1e-5)

@@ -19,9 +19,9 @@ def scaled(parameter: nn.Parameter) -> MaskedAdamW:
 
 
 def step(adam: MaskedAdamW, loss: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    norm, bad = adam.set_gradients(adam.gradients(loss))
-    adam.masked_step(norm, bad)
-    return norm, bool(bad)
+    norm = adam.set_gradients(adam.gradients(loss))
+    adam.masked_step(norm)
+    return norm, not norm.isfinite()
 
 
 def test_scale_halves_after_overflow_and_doubles_after_finite_steps(monkeypatch: pytest.MonkeyPatch) -> None:

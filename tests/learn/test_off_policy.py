@@ -184,7 +184,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tens
                 value = lowest(target, next_obs, action) - log_alpha.exp() * log_prob
             else:
                 assert target_actor is not None
-                smoothed = target_actor(next_obs, reduced=None).tanh() + (0.2 * batch.noise[0]).clamp(-0.5, 0.5)
+                smoothed = target_actor(next_obs, reduced=None).tanh() + batch.noise[0]
                 value = lowest(target, next_obs, smoothed.clamp(-1.0, 1.0))
             y = batch.reward + batch.discount * value
         mask = batch.weight > 0.0

@@ -129,15 +129,15 @@ def test_encoder_is_trained_by_the_network_that_sees_images(name: str, sizes: di
     it = learner(name, sizes=sizes)
     it.train(2)
     it.collect()
-    algorithm, waits = it.algorithm, torch.zeros((), dtype=torch.bool)
+    algorithm, limit = it.algorithm, torch.tensor(torch.inf)
     (batch,) = algorithm._draw(1)
     algorithm._look(batch, moves_actor=algorithm.actor_optimizer is not None)
     sees = algorithm.policy.critic_sees_images
     assert sees == (sizes == WITH_NUMBERS or name == "dqn")
-    assert changed_by(it, lambda: algorithm._critic_step(batch, waits)) == {"critic", *(["encoder"] if sees else [])}
+    assert changed_by(it, lambda: algorithm._critic_step(batch, limit)) == {"critic", *(["encoder"] if sees else [])}
     if algorithm.actor_optimizer is not None:
         expected = {"actor", *([] if sees else ["encoder"])}
-        assert changed_by(it, lambda: algorithm._actor_step(batch, waits)) == expected
+        assert changed_by(it, lambda: algorithm._actor_step(batch, limit)) == expected
 
 
 def plain_updates(it: OffPolicyLearner, batches: list[Any]) -> list[Tensor]:

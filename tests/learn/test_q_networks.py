@@ -88,9 +88,9 @@ def test_masked_adamw_equals_adamw_and_skips_held_steps(decay: float) -> None:
         hold = number % 3 == 1
         broken = number % 3 == 2
         given = [g * torch.nan if broken else g.clone() for g in gradients]
-        norm, bad = masked.set_gradients(given)
-        masked.masked_step(norm, bad | torch.tensor(hold))
-        assert bad.item() == broken
+        norm = masked.set_gradients(given)
+        masked.masked_step(norm, torch.tensor(0.0 if hold else torch.inf))
+        assert norm.isnan().item() == broken
         if hold or broken:
             continue
         total = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
@@ -100,6 +100,27 @@ def test_masked_adamw_equals_adamw_and_skips_held_steps(decay: float) -> None:
         plain.step()
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_critic_features_cast_together_are_close_to_float32() -> None:
+    torch.manual_seed(0)
+    net = off_policy_config("sac", {"network": {"critic_hidden": [16, 16], "activation": "silu"}}).network
+    critic = Critic(5, 2, net, "sac.network")
+    for parameter in critic.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    x, found = torch.randn(64, 7, requires_grad=True), {}
+    functions = {
+        "plain": lambda: critic._features(x, reduced=None),
+        "cast": lambda: critic.cast_together(x, torch.bfloat16),
+        "fixed": lambda: critic.cast_together(x, torch.bfloat16, learns=False),
+    }
+    for name, function in functions.items():
+        features = function().float()
+        trained = [] if name == "fixed" else list(critic.features.parameters())
+        found[name] = [features, *torch.autograd.grad(features.sin().sum(), [x, *trained])]
+    for a, b in zip(found["plain"], found["cast"], strict=True):
+        assert b.dtype == torch.float32 and (a - b).norm() < 0.03 * a.norm()
+    assert all(torch.equal(a, b) for a, b in zip(found["cast"], found["fixed"], strict=False))
 
 
 def test_ensemble_layer_with_one_output_equals_matmul() -> None:

@@ -43,6 +43,14 @@ def test_exploration_noise_is_scaled_and_clipped() -> None:
     assert torch.allclose(action, expected)
 
 
+def test_target_noise_is_scaled_and_clipped() -> None:
+    it, td3 = learner(smoothing=0.2, smoothing_clip=0.3)
+    it.train(2)
+    target, actor = torch.stack([batch.noise for batch in td3._draw(200)]).unbind(dim=1)
+    assert target.abs().max() == 0.3 and 0.15 < target.std() < 0.2
+    assert actor.abs().max() > 2.0 and 0.9 < actor.std() < 1.1
+
+
 @pytest.mark.parametrize("clipped", [True, False])
 def test_target_uses_distribution_of_the_lower_critic(clipped: bool) -> None:
     it, td3 = learner(network={**C51, "layer_norm": False}, clipped=clipped)
