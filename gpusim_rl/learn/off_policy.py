@@ -365,7 +365,7 @@ class OffPolicy(Algorithm):
     def q_value(self, batch: Batch, action: Tensor) -> Tensor:
         """Return the Q values that the actor maximises, [batch]."""
         critic, policy = self.policy.critic, self.policy
-        outputs = critic(batch.obs[policy.critic_group], action, reduced=policy.mlp_reduced, learns=False)
+        outputs = critic.fixed(batch.obs[policy.critic_group], action, reduced=policy.mlp_reduced)
         return self._reduce(critic.value(outputs))
 
     def _reduce(self, value: Tensor) -> Tensor:

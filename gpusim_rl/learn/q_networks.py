@@ -110,16 +110,17 @@ class Critic(nn.Module):
         self.register_buffer("support", support, persistent=False)
 
     def forward(
-        self,
-        obs: Float[Tensor, "batch size"],
-        action: Float[Tensor, "batch actions"],
-        *,
-        reduced: torch.dtype | None,
-        learns: bool = True,
+        self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, reduced: torch.dtype | None
     ) -> Float[Tensor, "members batch outputs"]:
-        """Return Q values [..., 1] or logits of the atoms; without `learns`, the weights get no gradient."""
-        x = torch.cat([obs, action], dim=-1)
-        return self.head(self._features(x, reduced=reduced, learns=learns), learns=learns)
+        """Return Q values [..., 1] or logits of the atoms."""
+        return self.head(self._features(torch.cat([obs, action], dim=-1), reduced=reduced))
+
+    def fixed(
+        self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, reduced: torch.dtype | None
+    ) -> Float[Tensor, "members batch outputs"]:
+        """Return the same as `forward`, for the actor's gradient: the weights get none."""
+        features = self._features(torch.cat([obs, action], dim=-1), reduced=reduced, learns=False)
+        return self.head(features, learns=False)
 
     def _features(
         self, x: Tensor, *, reduced: torch.dtype | None, learns: bool = True
