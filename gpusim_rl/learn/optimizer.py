@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward  # type: ignore[reportPrivateUsage]
 from torch.optim.optimizer import _global_optimizer_post_hooks  # type: ignore[reportPrivateUsage]
 
 from gpusim_rl.errors import ConfigError, warn
@@ -56,7 +57,10 @@ class MaskedAdamW(torch.optim.AdamW):
         """Return the gradients of a loss, or of weighted losses, times the loss scale; zeros for unused parameters."""
         if self._scale is not None:
             weight = self._scale if weight is None else weight * self._scale
-        return torch.autograd.grad(loss, self.parameters, weight, materialize_grads=True)
+        weight = torch.ones_like(loss) if weight is None else weight
+        # torch.autograd.grad would import SymPy (0.3 s) to compare the shapes of loss and weight.
+        found = _engine_run_backward((loss,), (weight,), False, False, (*self.parameters,), True, accumulate_grad=False)
+        return tuple(torch.zeros_like(p) if g is None else g for g, p in zip(found, self.parameters, strict=True))
 
     def set_gradients(self, gradients: Sequence[Tensor]) -> Tensor:
         """Unscale and set the next gradients; return their norm before clipping."""
