@@ -29,10 +29,9 @@ from gpusim_rl.settings.compose import RunResult, hydra_main
 def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | None) -> RunResult:
     """Check the config against the task and the algorithm, then train or evaluate."""
     # Heavy imports start here: --help, TAB and typos are handled without torch.
-    from gpusim_rl.machine.hardware import check_address_space, limit_openmp_spin
+    from gpusim_rl.machine.hardware import check_address_space
 
     check_address_space()
-    limit_openmp_spin()
     logging.getLogger("gpusim_rl").setLevel(logging.INFO)  # for example, kernel compilation
     from gpusim_rl.api import load_spec
 

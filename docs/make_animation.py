@@ -52,9 +52,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def picture(args: argparse.Namespace) -> np.ndarray:
     """Return all frames of the animation, uint8 [frames, height, width, 3]."""
-    from gpusim_rl.machine.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import import_torch
 
-    limit_openmp_spin()  # before torch is imported
+    import_torch()
     tiles = [tile(run, args) for run in args.runs]
     rows = math.ceil(len(tiles) / args.columns)
     height, width = (args.height + GAP) * rows - GAP, (args.width + GAP) * args.columns - GAP

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.checks import build_run
 from gpusim_rl.settings.compose import TaskFolders, resolve_checkpoint
@@ -50,7 +50,6 @@ def train(
     Returns:
         Last row of metrics; with `test=True`, the result of the evaluation.
     """
-    limit_openmp_spin()
     classes = {"algo": algo, "network": network, "config_dir": config_dir}
     if isinstance(task, (str, type)):
         spec = prepare(task, config, **classes, **overrides)
@@ -108,7 +107,6 @@ def make_env(
 
     The arguments are the same as for `train`; learning and logging settings are ignored.
     """
-    limit_openmp_spin()
     spec = prepare(task, config, config_dir=config_dir, **overrides)
     cfg = spec.cfg
 
@@ -151,6 +149,7 @@ def load_spec(
     algorithm_class: type[Algorithm] | None = None,
 ) -> RunSpec:
     """Load the classes that a composed config names, unless passed, check its settings, and return both."""
+    import_torch()
     from gpusim_rl.env.task import Task, load_task_or_environment
     from gpusim_rl.learn.algorithm import load_algorithm_class
 

@@ -18,7 +18,7 @@ from typing import Any
 from gpusim_rl.errors import friendly_errors, say
 from gpusim_rl.files.provenance import describe_environment
 from gpusim_rl.files.safe_open import writing
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
 from gpusim_rl.view.text_table import table_lines
 
@@ -27,7 +27,7 @@ WARM_UP = 5  # iterations in which kernels compile, graphs are captured and memo
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    limit_openmp_spin()  # before torch is imported
+    import_torch()
     with friendly_errors():
         report = audit_training(args)
         text = json.dumps(report, indent=2) + "\n"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, import_extra, say
 from gpusim_rl.files.safe_open import writing
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser, number
 from gpusim_rl.view.arguments import check_out, check_video
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     with friendly_errors():
         args = parse(argv)
-        limit_openmp_spin()  # before torch is imported
+        import_torch()
         {"record": record, "check": check, "play": play}[args.what](args)
     return 0
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from gpusim_rl.errors import ConfigError, friendly_errors, say
 from gpusim_rl.files import paths
 from gpusim_rl.files.provenance import git_state
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser, positive
 from gpusim_rl.view.arguments import check_out
 
@@ -78,13 +78,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def collect(args: argparse.Namespace) -> Demonstrations:
     """Record episodes, filter them by `--keep`, write them and print a summary; return the file's demonstrations."""
-    limit_openmp_spin()  # before torch is imported
     check_out(args.out, ".npz", overwrite=args.overwrite or args.append)
     if args.keep not in (None, "success"):
         try:
             args.keep = float(args.keep)
         except ValueError:
             raise ConfigError(key="--keep", expected="'success' or a minimum return", got=args.keep) from None
+    import_torch()
     import torch
 
     from gpusim_rl.learn import demonstrations

@@ -28,7 +28,7 @@ from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say
 from gpusim_rl.files.paths import find_run
 from gpusim_rl.files.provenance import describe_environment, git_state
 from gpusim_rl.files.safe_open import writing
-from gpusim_rl.machine.hardware import available_cpus, limit_openmp_spin
+from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.options import Parser, listed, number, positive
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.view.text_table import table_lines
@@ -49,7 +49,6 @@ FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for this long, and for t
 def main(argv: list[str] | None = None) -> int:
     with friendly_errors():
         args = parse(sys.argv[1:] if argv is None else argv)
-        limit_openmp_spin()
         return args.command(args)
 
 

@@ -17,7 +17,7 @@ import argparse
 from pathlib import Path
 
 from gpusim_rl.errors import friendly_errors, import_extra, say
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
 from gpusim_rl.view.arguments import check_out
 
@@ -40,11 +40,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def export(args: argparse.Namespace) -> Path:
     """Export the run's policy; return the folder."""
-    limit_openmp_spin()  # before torch is imported
-
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_extra(package, "export", "export")
     check_out(args.out, overwrite=args.overwrite)
+    import_torch()
     from gpusim_rl.export.files import write_all
 
     options = {"order": args.order, "overwrite": args.overwrite, "trust": args.trust, "config_dir": args.config_dir}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
 from gpusim_rl.files.paths import find_checkpoint
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
 from gpusim_rl.view.arguments import open_player
 
@@ -101,7 +101,7 @@ def play(args: argparse.Namespace) -> None:
 
 def replay(args: argparse.Namespace) -> None:
     """Replay a dump in a window, or print a line per step with `--viewer none`."""
-    limit_openmp_spin()  # before torch is imported
+    import_torch()
     from gpusim_rl.view.replay_dump import DumpReplay
 
     with closing(DumpReplay.open(args.replay, args.sim, trust=args.trust, config_dir=args.config_dir)) as dump:

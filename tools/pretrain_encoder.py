@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
 from gpusim_rl.files.safe_open import free_name, writing
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser, number, positive
 from gpusim_rl.view.arguments import check_out
 
@@ -68,7 +68,7 @@ def pretrain(args: argparse.Namespace, command: Sequence[str]) -> Path:
     """Train an autoencoder for each group of images; return the path of the encoder file."""
     check_out(args.out, ".pt", overwrite=args.overwrite)
     import_extra("PIL.Image", "view", "pretrain-encoder")
-    limit_openmp_spin()  # before torch is imported
+    import_torch()
     import torch
 
     from gpusim_rl.learn.pretrained import save_pretrained

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from gpusim_rl.errors import ConfigError, first_line, friendly_errors, import_extra, say
 from gpusim_rl.files.safe_open import writing
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
 from gpusim_rl.view.arguments import check_out
 
@@ -56,7 +56,7 @@ def report(args: argparse.Namespace) -> Path:
     import_extra("matplotlib", "view", "report")
     folders = run_folders(args.runs)
     out = args.out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-    limit_openmp_spin()  # before torch is imported
+    import_torch()
     from gpusim_rl.view.report import group_runs, page
 
     groups = group_runs([read_run(folder) for folder in folders])

@@ -33,11 +33,11 @@ SHOWN_LOCATIONS = 5
 def main(argv: list[str] | None = None) -> int:
     """Audit all trainers, print a table and write the file."""
     from gpusim_rl.errors import friendly_errors
-    from gpusim_rl.machine.hardware import limit_openmp_spin
+    from gpusim_rl.machine.hardware import import_torch
 
     arguments = sys.argv[1:] if argv is None else argv
     args = parse(arguments)
-    limit_openmp_spin()  # before torch is imported
+    import_torch()
     with friendly_errors():
         report = audit_all(args.overrides, args.baselines, args.iterations)
         show(report)

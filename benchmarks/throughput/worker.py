@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.machine.hardware import limit_openmp_spin, tune_malloc
+from gpusim_rl.machine.hardware import import_torch, tune_malloc
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def serve() -> None:
 
     try:
         spec = json.loads(sys.stdin.readline())
-        limit_openmp_spin()  # before torch is imported
+        import_torch()
         tune_malloc()
         with ExitStack() as stack:
             workload = stack.enter_context(_build(spec))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.files.paths import find_checkpoint
-from gpusim_rl.machine.hardware import limit_openmp_spin
+from gpusim_rl.machine.hardware import import_torch
 
 if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
@@ -36,7 +36,7 @@ def open_player(args: argparse.Namespace, **options: Any) -> Player:
     """Open the player that the arguments describe; `options` are passed to `Player.open`."""
     if args.policy == "trained":
         args.run = str(find_checkpoint(args.run).file)  # before torch is imported
-    limit_openmp_spin()  # before torch is imported
+    import_torch()
     from gpusim_rl.view.player import Player
 
     options = {"num_envs": args.num_envs, "act": args.policy, "sim": args.sim, **options}
