@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -127,14 +128,16 @@ def hydra_main(run: Callable[[dict[str, Any], list[str], Checkpoint | None], Run
 
 
 def _run_jobs(job: Callable[[Any], None], arguments: Sequence[str], primary: str, *, sweep: bool) -> None:
-    program = sys.argv
+    program, get_mode = sys.argv, Hydra.get_mode
     with tempfile.TemporaryDirectory(prefix="gpusim-rl-sweep-") if sweep else nullcontext() as folder:
         more = [] if folder is None else [f"hydra.sweep.dir={quote(folder)}"]
         sys.argv = [program[0], *arguments, *more]  # Hydra reads only this
+        if TaskFolders.user is None and not plugin_cfg_dirs() and not any("hydra" in text for text in arguments):
+            Hydra.get_mode = lambda *_, **__: None  # it composes all settings for hydra.mode, which our yamls leave out
         try:
             hydra.main(str(paths.cfg_dir()), primary, VERSION_BASE)(job)()
         finally:
-            sys.argv = program
+            sys.argv, Hydra.get_mode = program, get_mode
 
 
 def _help() -> str:
@@ -346,5 +349,4 @@ def _complete_checkpoint(line: str) -> list[str] | None:
     *words, last = line.split(" ")
     if key_of(last) != "checkpoint" or "=" not in last:
         return None
-    runs = paths.complete_run(value_of(last), last_value(words, "log.dir") or "runs")
-    return [f"checkpoint={run}" for run in runs]
+    return [f"checkpoint={run}" for run in paths.complete_run(value_of(last), last_value(words, "log.dir") or "runs")]

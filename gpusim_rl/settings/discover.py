@@ -165,8 +165,7 @@ def _task_yamls(task: str, config_dir: str | Path | None) -> Iterator[tuple[dict
 
 def default_choice(group: str) -> str:
     """Return the name of a group's default yaml."""
-    defaults = read_yaml(paths.cfg_dir() / "config.yaml")["defaults"]
-    return next(entry[group] for entry in defaults if group in entry)
+    return next(entry[group] for entry in read_yaml(paths.cfg_dir() / "config.yaml")["defaults"] if group in entry)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

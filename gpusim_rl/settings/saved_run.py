@@ -155,7 +155,8 @@ def repeating_words(
             continue
         if not KEY.fullmatch(key) or text.startswith("~"):
             raise ConfigError(f"the recorded command line sets {text!r}, which contains characters that need quoting")
-        if _is_choice(key, value, config_dir):
+        choices = (folder / key / f"{value}.yaml" for _, folder in cfg_dirs(config_dir))
+        if NAME.fullmatch(value) is not None and any(file.is_file() for file in choices):
             words[key] = f"{key}={value}"
             continue
         node: Any = settings
@@ -176,11 +177,6 @@ def repeating_words(
         words["recipe"] = f"recipe={settings['recipe']}"
     folder = [] if config_dir is None or task in tasks(outside=True) else ["-cd", str(config_dir)]
     return [*folder, *words.values()]
-
-
-def _is_choice(key: str, value: str, config_dir: str | Path | None) -> bool:
-    files = (folder / key / f"{value}.yaml" for _, folder in cfg_dirs(config_dir))
-    return NAME.fullmatch(value) is not None and any(file.is_file() for file in files)
 
 
 def _damage(file: Path) -> str:
