@@ -331,10 +331,12 @@ def test_package_import_loads_nothing_heavy(command):
 
 
 def test_cpu_training_imports_no_compiler_warp_or_wandb(command):
-    code = "import sys, gpusim_rl; gpusim_rl.train('Cartpole', debug='smoke', device='cpu'); print(*sys.modules)"
+    run = "gpusim_rl.train('Cartpole', debug='smoke', device='cpu')"
+    code = f"import gc, sys, gpusim_rl; {run}; print(gc.get_freeze_count(), *sys.modules)"
     done = command(sys.executable, "-c", code, env={"PYTHONPATH": str(paths.PACKAGE.parent)})
-    unneeded = {"torch._dynamo", "torch._inductor", "warp", "mujoco_warp", "newton", "wandb", "matplotlib"}
-    assert unneeded & set(done.stdout.split()) == set()
+    unneeded = {"torch._dynamo", "torch._inductor", "sympy", "warp", "mujoco_warp", "newton", "wandb", "matplotlib"}
+    uncollected, *modules = done.stdout.splitlines()[-1].split()
+    assert unneeded & set(modules) == set() and int(uncollected) > 100_000
 
 
 def test_every_name_in_all_is_exported():

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 import pytest
+from hydra._internal.hydra import Hydra
 
 from gpusim_rl.api import prepare
 from gpusim_rl.errors import ConfigError
@@ -147,6 +148,14 @@ def test_invalid_recipe_is_rejected_in_one_line(arguments, named):
     with pytest.raises(ConfigError) as info:
         composing.choose_recipe(arguments)
     assert all(word in message(info) for word in named)
+
+
+@pytest.mark.parametrize(("arguments", "times"), [([], 1), (["hydra.mode=RUN"], 2)])
+def test_command_line_composes_settings_once(monkeypatch, arguments, times):
+    composed, compose_config = [], Hydra.compose_config
+    monkeypatch.setattr(Hydra, "compose_config", lambda *a, **k: composed.append(1) or compose_config(*a, **k))
+    composing.hydra_main(lambda *run: composing.RunResult("", None, None))(["task=Cartpole", *arguments])
+    assert len(composed) == times
 
 
 def test_sweep_uses_given_recipes_or_one_per_task():
