@@ -29,6 +29,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,16 +197,10 @@ def learn(args: argparse.Namespace) -> int:
                 outcome.random_return = random_return(goal, outcome.recipe)
             if stop.is_set():
                 return
-            learning.train_to(
-                goal,
-                outcome,
-                command=[sys.executable, "-m", "gpusim_rl.cli", "train"],
-                environment=process_environment(),
-                runs=args.runs,
-                cpus=cpus,
-                stop=stop,
-                say=lambda text: print(text, file=sys.stderr),
-            )
+            command = [sys.executable, "-m", "gpusim_rl.cli", "train"]
+            options = {"environment": process_environment(), "runs": args.runs, "cpus": cpus, "stop": stop}
+            say = partial(print, file=sys.stderr)
+            learning.train_to(goal, outcome, command=command, say=say, **options)
         finally:
             shares.put(cpus)
             if outcome.run:  # even if training failed: it resumes from the last checkpoint
@@ -220,12 +215,8 @@ def learn(args: argparse.Namespace) -> int:
     if args.in_full:
         wanted = []
         for outcome in list(known.values()):
-            if (
-                outcome.task in asked
-                and outcome.seed in seeds
-                and outcome.recipe != "full"
-                and Path(outcome.run).is_dir()
-            ):
+            is_asked = outcome.task in asked and outcome.seed in seeds and outcome.recipe != "full"
+            if is_asked and Path(outcome.run).is_dir():
                 outcome.in_full = learning.evaluate_in_full(outcome.task, outcome.recipe, Path(outcome.run))
                 keep(outcome)
     pool, interrupted, failed = ThreadPoolExecutor(args.jobs), False, False
@@ -249,14 +240,8 @@ def learn(args: argparse.Namespace) -> int:
     if args.page.is_file():
         write(args.page, learning.fill(args.page.read_text(), lines))
     best = learning.results(file)
-    write(
-        args.out / "best.json",
-        json.dumps(
-            {task: {name: dataclasses.asdict(row) for name, row in rows.items()} for task, rows in best.items()},
-            indent=1,
-        )
-        + "\n",
-    )
+    rows = {task: {name: dataclasses.asdict(row) for name, row in rows.items()} for task, rows in best.items()}
+    write(args.out / "best.json", json.dumps(rows, indent=1) + "\n")
     if (front := Path("docs") / "tasks.md").is_file():
         write(front, learning.fill(front.read_text(), learning.front_page(best), "tasks"))
     draw(lambda figures: learning.draw(outcomes, figures), args.out / "tasks.png")
@@ -293,16 +278,8 @@ def begin(goal: Goal, seed: int, known: Outcome | None, recipe: str, settings: s
     overrides = list(goal.overrides)
     if known is None or known.overrides != overrides or known.settings not in ("", settings):
         threshold, stat = goal.judged
-        return Outcome(
-            task=goal.task,
-            seed=seed,
-            recipe=recipe,
-            threshold=threshold,
-            stat=stat,
-            overrides=overrides,
-            settings=settings,
-            run="",
-        )
+        new = {"task": goal.task, "seed": seed, "recipe": recipe, "threshold": threshold, "stat": stat, "run": ""}
+        return Outcome(**new, overrides=overrides, settings=settings)
     return measured(known, goal)
 
 
