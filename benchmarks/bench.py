@@ -63,11 +63,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--seconds", type=float, default=3.0, help="seconds per case and round, at least one iteration (default: 3)")
     add("--warm-up", type=int, default=6, help="iterations before the first round (default: 6)")
     add("--baselines", default="all", help="rsl_rl,skrl,rl_games,sb3, or none (default: all installed)")
-    add(
-        "--modes",
-        default="same,fastest",
-        help="same: same work as our PPO; fastest: the library's fastest documented mode",
-    )
+    modes = "same: same work as our PPO; fastest: the library's fastest documented mode"
+    add("--modes", default="same,fastest", help=modes)
     add("--out", type=Path, help="folder to write to (default: benchmarks/throughput/<task>)")
     add("--no-plot", action="store_true", help="do not write a plot")
     return parser.parse_intermixed_args(argv)
@@ -126,18 +123,11 @@ def parse_learn(argv: list[str]) -> argparse.Namespace:
     add("--minutes", type=float, help="maximum training time per task (default: from learn.yaml)")
     add("--seeds", default="1", help="e.g. 1,2,3 (default: 1)")
     add("--recipe", default="auto", help="recipe of all runs: auto (by device), full or quick (default: auto)")
-    add(
-        "--in-full",
-        action="store_true",
-        help="do not train; evaluate policies trained with other recipes in the full task, if their run folders exist",
-    )
+    in_full = "do not train; evaluate policies trained with other recipes in the full task, if their run folders exist"
+    add("--in-full", action="store_true", help=in_full)
     add("--jobs", type=int, default=1, help="concurrent runs, each on its share of the CPUs (default: 1)")
-    add(
-        "--out",
-        type=Path,
-        default=Path("benchmarks") / "learn",
-        help="folder of the results, and of learn.yaml if it has one (default: benchmarks/learn)",
-    )
+    out = "folder of the results, and of learn.yaml if it has one (default: benchmarks/learn)"
+    add("--out", type=Path, default=Path("benchmarks") / "learn", help=out)
     add("--runs", type=Path, default=Path("runs"), help="folder of run folders (default: runs)")
     add("--table", action="store_true", help="do not train; reread the run folders and update the tables")
     page = Path("docs") / "benchmarks.md"

@@ -46,14 +46,12 @@ if __name__ == "__main__":
         for name, command in cases:
             cases[name, command].append(timed(checkouts[name], command)[:2])
     imports = Counter()
-    for microseconds, package in re.findall(
-        r"time: +(\d+) \|.*\| +(\w+)", timed(ROOT, TRAININGS[0], "-X", "importtime")[2]
-    ):
+    lines = timed(ROOT, TRAININGS[0], "-X", "importtime")[2]
+    for microseconds, package in re.findall(r"time: +(\d+) \|.*\| +(\w+)", lines):
         imports[package] += int(microseconds)
     report = {**provenance(out), "rounds": args.rounds, "commands": {}}
     for (name, command), results in cases.items():
         cpu, wall = (round(min(column), 2) for column in zip(*results[1:], strict=True))  # the first fills file caches
         report["commands"].setdefault(command, {})[name] = {"cpu_s": cpu, "wall_s": wall}
-    total = sum(imports.values())
-    report["import_shares"] = {name: round(each / total, 3) for name, each in imports.most_common(12)}
+    report["import_shares"] = {name: round(n / sum(imports.values()), 3) for name, n in imports.most_common(12)}
     write(out, json.dumps(report, indent=2) + "\n")
