@@ -180,8 +180,7 @@ def test_user_task_has_custom_and_inherited_recipes(folder):
 def test_tuned_sections_include_values_of_recipe(folder):
     assert tuned_sections("MyAnt", folder)["ppo"]["gamma"] == 0.9
     tiny = tuned_sections("MyAnt", folder, "tiny")
-    assert (tiny["ppo"]["gamma"], tiny["my_ppo"]) == (0.8, {"clip": 0.1})
-    assert tiny["ppo"].keys() > {"gamma", "horizon"}, "includes Ant's values"
+    assert (tiny["ppo"]["gamma"], tiny["my_ppo"]) == (0.8, {"clip": 0.1}) and "epochs" in tiny["ppo"]  # Ant's
 
 
 def test_run_from_python_keeps_recipe_name():
