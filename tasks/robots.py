@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,7 +20,7 @@ from gpusim_rl.env import Task, TaskConfig
 from gpusim_rl.env.observations import table
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.files.paths import assets_dir
-from gpusim_rl.sim import Scene, Sim
+from gpusim_rl.sim import Scene, Sensor, Sim
 
 SERVO_HZ = 10.0  # natural frequency of the servos, for any motor inertia
 DAMPING_RATIO = 2.0
@@ -200,6 +201,25 @@ class Robot:
         )
 
 
+class SensorGroup(list[Sensor]):
+    """Sensors of one kind of an articulation "robot", whose readings are also one tensor."""
+
+    def __init__(self, sim: Sim, names: Sequence[str]) -> None:
+        robot, scene = sim.articulation("robot"), sim.scene
+        super().__init__(robot.sensor(name) for name in names)
+        first = [scene.sensor_columns(f"{scene.prefix('robot')}{name}").start for name in names]
+        gaps = {b - a for a, b in itertools.pairwise(first)} or {0}
+        self._gap = gaps.pop() if len(gaps) == 1 else None  # between the columns of two sensors
+
+    @property
+    def data(self) -> Float[Tensor, "envs sensors size"]:
+        """Readings: a view if the sensors are evenly spaced in the simulator's memory, else a copy."""
+        if self._gap is None:
+            return torch.stack([sensor.data for sensor in self], dim=1)
+        data = self[0].data
+        return data.as_strided((len(data), len(self), data.shape[1]), (data.stride(0), self._gap, 1))
+
+
 Rows = list[tuple[str, int, str]]  # observation terms: name, size, meaning
 
 
@@ -253,9 +273,26 @@ class Legged(Task[Cfg]):
         low, high = body.joint_limits.unbind(dim=1)
         self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # joints without limits
         self.half_range = 0.5 * SOFT_LIMIT * (high - low)
+        self.half_turn = torch.tensor([[0.5 * math.pi, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.5]], device=self.device)
+        self.soft_limits = self.mid - self.half_range, self.mid + self.half_range
         self.encoder_bias = torch.zeros(self.num_envs, len(names), device=self.device)
         self.last_actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
 
+    def about_z(self, yaw: Float[Tensor, "envs 1"]) -> Float[Tensor, "envs 4"]:
+        """Return the quaternions of rotations about z by `yaw` [rad]."""
+        phase, share = self.half_turn
+        return torch.addcmul(phase, yaw, share).sin_()  # cos(x) is sin(x + pi / 2)
+
     def beyond_limits(self) -> Float[Tensor, " envs"]:
         """Return the sum of joint angles beyond the middle 90 % of their range [rad]."""
-        return ((self.body.joint_pos - self.mid).abs() - self.half_range).clamp_(min=0.0).sum(dim=1)
+        joint_pos = self.body.joint_pos
+        return torch.linalg.vector_norm(joint_pos - joint_pos.clamp(*self.soft_limits), ord=1, dim=1)
+
+    def action_change(self) -> Float[Tensor, " envs"]:
+        """Return the squared change of the actions since the last control step."""
+        return squared_error(self.actions, self.last_actions).sum(dim=1)
+
+
+def squared_error(a: Float[Tensor, "*batch"], b: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return (a - b) squared, elementwise, in one kernel."""
+    return torch.nn.functional.mse_loss(a, b, reduction="none")

@@ -17,10 +17,10 @@ from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.env.pushes import PushConfig, RootPushes
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.settings.schema import Limits, NotNegative, Positive
-from gpusim_rl.sim import Scene, Sensor, Sim
+from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
-from .robots import HIT, Legged, Rows
+from .robots import HIT, Legged, Rows, SensorGroup, squared_error
 from .robots import Eye as Eye
 from .robots import Motor as Motor
 
@@ -90,6 +90,17 @@ def near(squared: Float[Tensor, " envs"], width: float) -> Float[Tensor, " envs"
     return torch.exp(squared * (-1.0 / width))
 
 
+@dataclass(frozen=True)
+class Near:
+    """Reward term exp(-squared error / width); `rewards()` computes the exponentials of all such terms at once."""
+
+    squared: Term
+    width: Callable[[Any], float]  # task settings -> unit of the squared error
+
+    def __call__(self, task: Any, now: Stride) -> Tensor:
+        return near(self.squared(task, now), self.width(task.cfg))
+
+
 class VelocityTask(Legged[VelocityConfig]):
     """Robot that tracks commanded velocities; subclasses set `robot`.
 
@@ -155,14 +166,14 @@ class VelocityTask(Legged[VelocityConfig]):
     }
     sources: ClassVar = {**Legged.sources, "gravity": "gravity", "command": "command x y yaw"}
     terms: ClassVar[Mapping[str, Term]] = {
-        "lin_vel": lambda task, now: near(now.lin_error, task.cfg.lin_vel_width),
-        "ang_vel": lambda task, now: near(now.ang_error, task.cfg.ang_vel_width),
-        "upright": lambda task, now: near(task.tilt(), task.cfg.upright_width),
-        "pose": lambda task, now: near(task.deviation(now.command), 1.0),
+        "lin_vel": Near(lambda task, now: now.lin_error, lambda cfg: cfg.lin_vel_width),
+        "ang_vel": Near(lambda task, now: now.ang_error, lambda cfg: cfg.ang_vel_width),
+        "upright": Near(lambda task, now: task.tilt(), lambda cfg: cfg.upright_width),
+        "pose": Near(lambda task, now: task.deviation(now.command), lambda cfg: 1.0),
         "joint_limits": lambda task, now: task.beyond_limits(),
-        "action_rate": lambda task, now: (task.actions - task.last_actions).square().sum(dim=1),
+        "action_rate": lambda task, now: task.action_change(),
         "foot_clearance": lambda task, now: ((now.height - task.cfg.swing_height).abs() * now.speed).sum(dim=1),
-        "swing_height": lambda task, now: ((task.peak / task.cfg.swing_height - 1.0).square() * now.lands).sum(dim=1),
+        "swing_height": lambda task, now: (task.missed_peak().square() * now.lands).sum(dim=1),
         "foot_slip": lambda task, now: (now.speed.square() * task.touches).sum(dim=1),
         "soft_landing": lambda task, now: (now.force * now.lands).sum(dim=1),
         "air_time": lambda task, now: task.swings().sum(dim=1) * now.moves,
@@ -270,16 +281,17 @@ class VelocityTask(Legged[VelocityConfig]):
         super().__init__(cfg, sim)
         robot, body, num, device = self.robot, self.body, self.num_envs, self.device
         names, weights, rough = body.joint_names, cfg.all_weights, cfg.terrain == "rough"
-        self.feet = [body.sensor(f"{foot}/ground") for foot in robot.feet]
+        self.feet = SensorGroup(sim, [f"{foot}/ground" for foot in robot.feet])
         self.root_lin_vel = body.sensor("root_lin_vel")
-        self.axes = [body.sensor(name) for name in ("ahead", "left", "up")]
+        self.axes = SensorGroup(sim, ["ahead", "left", "up"])
         self.torso_up = body.sensor("torso_up")
-        self.sole_pos = [body.sensor(f"{sole}_pos") for sole in robot.soles]
-        self.sole_vel = [body.sensor(f"{sole}_vel") for sole in robot.soles]
-        self.hits = {name: [body.sensor(f"{item}/ground") for item in items] for name, items in self._hits(cfg).items()}
+        self.sole_pos = SensorGroup(sim, [f"{sole}_pos" for sole in robot.soles])
+        self.sole_vel = SensorGroup(sim, [f"{sole}_vel" for sole in robot.soles])
+        hits = self._hits(cfg).items()
+        self.hits = {name: SensorGroup(sim, [f"{item}/ground" for item in items]) for name, items in hits}
         self.thighs = self.hits.pop("fall", None)
         if "self_contact" in weights:
-            self.hits["self_contact"] = [body.sensor("self_contact")]
+            self.hits["self_contact"] = SensorGroup(sim, ["self_contact"])
         self.sensors = {name: body.sensor(name) for name in ("torso_ang_vel", "angular_momentum") if name in weights}
         widths = torch.tensor(robot.by_joint(names, "widths"), device=device)
         self.tightness = widths.T.pow(-2.0) / len(names)  # standing, walking, running
@@ -288,29 +300,44 @@ class VelocityTask(Legged[VelocityConfig]):
             problem = f"the robot's `trot` needs one number for each of {len(robot.feet)} feet, got {len(robot.trot)}"
             raise ConfigError(problem, key="task.weights.trot", hint="Try task.weights.trot=0")
         self.trot = torch.tensor(robot.trot, dtype=torch.float32, device=device)
-        self.weighted = [name for name in self.terms if name in weights]
+        named = [name for name in self.terms if name in weights]
+        self.weighted = sorted(named, key=lambda name: not isinstance(self.terms[name], Near))  # exponentials first
+        widths = [term.width(cfg) for name in named if isinstance(term := self.terms[name], Near)]
+        self.sharpness = torch.tensor([-1.0 / width for width in widths], device=device)[:, None]
         self.weights = self.dt * torch.tensor([weights[name] for name in self.weighted], device=device)[:, None]
         self.eye = None if cfg.vision is None else sim.camera("eye")
 
-        self.command = VelocityCommands(self, cfg.command)
-        bias, (least, most) = cfg.encoder_bias, cfg.start_height
-        starts = [[-0.5, 0.5], [-0.5, 0.5], [robot.height + least, robot.height + most], [-math.pi / 2, math.pi / 2]]
-        starts += [cfg.push.interval, *[[-bias, bias]] * len(names)]
-        self.starts = torch.tensor(starts, device=device).T.contiguous()  # x, y, z, yaw / 2, time to a push, bias
-        self.pushes = RootPushes(cfg.push, body, num, self.dt, device)
+        self._use_starts()
         self.zeros = torch.zeros(num, 3, device=device)
-        self.air_time = torch.zeros(num, len(robot.feet), device=device)  # time since each foot left the ground [s]
+        self.swing = torch.zeros(num, 2, len(robot.feet), device=device)  # `air_time` and `peak`, in one memory
+        self.air_time = self.swing[:, 0]  # time since each foot left the ground [s]
         self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # set by rewards()
         self.touched = torch.zeros_like(self.touches)  # `touches` one control step earlier
-        self.peak = torch.zeros(num, len(robot.feet), device=device)  # highest point of each swing so far [m]
+        self.peak = self.swing[:, 1]  # highest point of each swing so far [m]
         self.errors = torch.zeros(2, num, device=device)  # errors of velocity [m/s] and yaw rate [rad/s]
+        self.one = torch.ones((), device=device)
         self.fell = torch.zeros(num, dtype=torch.bool, device=device)
-        self.origin = torch.zeros(num, 3, device=device)  # where the episode began, or the middle of its patch [m]
         self.walked = torch.zeros(num, device=device)  # distance from the origin [m]
-        self.ended = torch.zeros(num, dtype=torch.bool, device=device)
+        self.unfinished = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose episode continues
         self.ground = Terrain(cfg.rough, device) if rough else None
         if self.ground is not None:
             self._use_patches(len(self.ground.kinds), cfg.rough.levels)
+
+    def _use_starts(self) -> None:
+        """Prepare the random starts of episodes; `reset` writes all of `begun` at once."""
+        cfg, body, joints, height = self.cfg, self.body, len(self.pose), self.robot.height
+        bias, (least, most) = cfg.encoder_bias, cfg.start_height
+        starts = [[-0.5, 0.5], [-0.5, 0.5], [height + least, height + most], [-math.pi, math.pi]]
+        starts += [cfg.push.interval, *[[-bias, bias]] * joints]
+        self.starts = torch.tensor(starts, device=self.device).T.contiguous()
+        # Before its views, so that a checkpoint without it restores them.
+        self.begun = torch.zeros(self.num_envs, len(starts), device=self.device)  # x, y, z, yaw, time to a push, bias
+        self.origin = self.begun[:, :3]  # where the episode began, or the middle of its patch [m]
+        self.command = VelocityCommands(self, cfg.command)
+        self.pushes = RootPushes(cfg.push, body, self.num_envs, self.dt, self.device)
+        self.command.yaw, self.pushes.wait = self.begun[:, 3], self.begun[:, 4]
+        del self.encoder_bias
+        self.encoder_bias = self.begun[:, 5:]
 
     def _use_patches(self, kinds: int, levels: int) -> None:
         """Assign envs to patches of rough ground, and set the points at which robots scan the ground."""
@@ -319,50 +346,50 @@ class VelocityTask(Legged[VelocityConfig]):
         self.plane_points = SCAN[PLANE].to(device)
         plane = torch.cat([SCAN[PLANE], torch.ones(len(PLANE), 1)], dim=1)
         self.plane = torch.linalg.pinv(plane)[:2].T.contiguous().to(device)  # slopes ahead and to the left
-        self.sole_ahead = [self.body.sensor(f"{sole}_ahead") for sole in self.robot.soles]
+        self.sole_ahead = SensorGroup(self.sim, [f"{sole}_ahead" for sole in self.robot.soles])
         radius, points = self.robot.foot_ring
         angle = torch.arange(points, device=device) * (2.0 * math.pi / points)
         ring = radius * torch.stack([angle.cos(), angle.sin()], dim=1)
         self.ring = torch.cat([ring, torch.zeros(1, 2, device=device)])  # m; ring and centre
         self.column = torch.arange(num, device=device) % kinds
+        self.origin = torch.zeros(num, 3, device=device)
         self.levels = Levels(self, levels, initial=torch.arange(num) % max(1, levels // 2))
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        everyone, joints, num = where[:, None], len(self.pose), self.num_envs
-        unit = self.random.uniform(0.0, 1.0, 5 + joints + VelocityCommands.draws)
-        low, high = self.starts
-        drawn = torch.lerp(low, high, unit[:, : 5 + joints])
-        pos, half_yaw, push, bias = drawn.split([3, 1, 1, joints], dim=1)
-        if self.ground is None:
-            torch.where(everyone, pos, self.origin, out=self.origin)
-        else:
+        everyone, num, joints = where[:, None], self.num_envs, len(self.pose)
+        unit = self.random.uniform(0.0, 1.0, RootPushes.draws + VelocityCommands.draws + 5 + joints)
+        push, command, start = unit.split([RootPushes.draws, VelocityCommands.draws, 5 + joints], dim=1)
+        torch.where(everyone, torch.lerp(*self.starts, start), self.begun, out=self.begun)
+        pos = self.begun[:, :3]
+        if self.ground is not None:
             level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
             torch.where(everyone, self.ground.origins[level, self.column], self.origin, out=self.origin)
             pos = pos + self.origin
         self.body.set_state(
             where,
             root_pos=pos,
-            root_quat=torch.cat([half_yaw.cos(), self.zeros[:, :2], half_yaw.sin()], dim=1),
-            root_ang_vel=self.zeros,
+            root_quat=self.about_z(self.begun[:, 3:4]),
+            root_ang_vel_local=self.zeros,
             joint_pos=self.pose.expand(num, joints),
         )
-        torch.where(everyone, bias, self.encoder_bias, out=self.encoder_bias)
-        torch.where(where, push[:, 0], self.pushes.wait, out=self.pushes.wait)
-        for memory in (self.last_actions, self.air_time, self.peak, self.touched):
-            memory.masked_fill_(everyone, 0)
-        torch.where(where, 2.0 * half_yaw[:, 0], self.command.yaw, out=self.command.yaw)
-        self.command.resample(where, unit[:, 5 + joints :])
+        self.last_actions.masked_fill_(everyone, 0.0)
+        self.swing.masked_fill_(everyone[:, None], 0.0)
+        self.touched.masked_fill_(everyone, False)
+        # Pushes and commands that are due in other envs use the same draw.
+        self.command.resample(where, command)
+        if self.cfg.pushes:
+            self.pushes.push(push)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         # A servo moves the joint until the biased encoder reads the target.
         self.body.actuate(torch.addcmul(self.pose, action, self.scale) - self.encoder_bias)
 
     def observe(self) -> dict[str, Tensor | Terms]:
-        body, force = self.body, _stacked(self.feet)[..., 1:]
+        body, force = self.body, self.feet.data[..., 1:]
         terms = {
             "lin_vel": self.lin_vel.data,
             "ang_vel": self.ang_vel.data,
-            "gravity": torch.stack([axis.data[:, 2] for axis in self.axes], dim=1).neg_(),
+            "gravity": -self.axes.data[..., 2],
             "joint_pos": body.joint_pos - self.pose,
             "joint_vel": body.joint_vel,
             "actions": self.actions,
@@ -384,32 +411,38 @@ class VelocityTask(Legged[VelocityConfig]):
         return groups
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        now = self._stride()
-        terms = {name: self.terms[name](self, now) for name in self.weighted}
-        for name, term in terms.items():
-            if term.shape != (self.num_envs,):
-                raise TaskError(key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*term.shape])
-        return dict(zip(terms, torch.stack([*terms.values()]) * self.weights, strict=True))
+        now, terms, exponents = self._stride(), dict[str, Tensor](), len(self.sharpness)
+        for number, name in enumerate(self.weighted):
+            term: Any = self.terms[name]
+            terms[name] = term.squared(self, now) if number < exponents else term(self, now)
+            if terms[name].shape != (self.num_envs,):
+                raise TaskError(
+                    key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*terms[name].shape]
+                )
+        values = torch.stack([*terms.values()])
+        values[:exponents].mul_(self.sharpness).exp_()
+        return dict(zip(terms, values * self.weights, strict=True))
 
     def _stride(self) -> Stride:
         """Compute the control step's quantities; update `errors`, `touches` and `peak`."""
-        error = torch.stack([self.root_lin_vel.data, self.body.root_ang_vel_local], dim=1)
-        error[:, 0, :2] -= self.command.value[:, :2]
-        error[:, 1, 2] -= self.command.value[:, 2]
-        torch.linalg.vector_norm(error[:, 0, :2], dim=1, out=self.errors[0])
-        torch.abs(error[:, 1, 2], out=self.errors[1])
-        lin_error, ang_error = error.square().sum(dim=2).unbind(dim=1)
+        lin, ang, contact, height = self.root_lin_vel.data, self.body.root_ang_vel_local, self.feet.data, self._foot_height()
+        # Velocities in the order z x y, z x y: columns 1 to 3 are commanded.
+        error = torch.cat([lin[:, 2:], lin[:, :2], ang[:, 2:], ang[:, :2]], dim=1)
+        error[:, 1:4].sub_(self.command.value)
+        torch.linalg.vector_norm(error[:, 1:3], dim=1, out=self.errors[0])
+        torch.abs(error[:, 3], out=self.errors[1])
+        lin_error, ang_error = error.square().unflatten(1, (2, 3)).sum(dim=2).unbind(dim=1)
         command = torch.linalg.vector_norm(self.command.value[:, :2], dim=1) + self.command.value[:, 2].abs()
-        moves, height, contact = command > MOVING, self._foot_height(), _stacked(self.feet)
+        moves = command > MOVING
         torch.gt(contact[..., 0], 0.0, out=self.touches)
-        torch.where(self.touches, self.peak, torch.maximum(self.peak, height), out=self.peak)
+        self.peak.clamp_(min=height.masked_fill(self.touches, 0.0))
         return Stride(
             lin_error,
             ang_error,
             command,
             moves,
             height,
-            speed=torch.linalg.vector_norm(_stacked(self.sole_vel)[..., :2], dim=-1) * moves[:, None],
+            speed=torch.linalg.vector_norm(self.sole_vel.data[..., :2], dim=-1) * moves[:, None],
             force=torch.linalg.vector_norm(contact[..., 1:], dim=-1),
             lands=(self.touches > self.touched) & moves[:, None],  # touches & ~touched & moves in two kernels
         )
@@ -417,7 +450,12 @@ class VelocityTask(Legged[VelocityConfig]):
     def deviation(self, command: Float[Tensor, " envs"]) -> Float[Tensor, " envs"]:
         """Return the mean over joints of the squared deviation from the pose / squared width at this speed."""
         gait = torch.bucketize(command, self.gaits, right=True)
-        return ((self.body.joint_pos - self.pose).square() * self.tightness.index_select(0, gait)).sum(dim=1)
+        off = squared_error(self.body.joint_pos, self.pose.expand(self.num_envs, -1))
+        return (off * self.tightness.index_select(0, gait)).sum(dim=1)
+
+    def missed_peak(self) -> Float[Tensor, "envs feet"]:
+        """Return 1 - highest point of the swing / `swing_height`."""
+        return torch.rsub(self.peak, 1.0, alpha=1.0 / self.cfg.swing_height)
 
     def swings(self) -> Float[Tensor, "envs feet"]:
         """Return 1 for feet with an air time within `AIR_TIMES`, else 0."""
@@ -432,7 +470,8 @@ class VelocityTask(Legged[VelocityConfig]):
     def tilt(self) -> Float[Tensor, " envs"]:
         """Return the squared sine of the torso's tilt from the vertical, or from the normal of rough ground."""
         if self.thighs is None:
-            return 1.0 - self.torso_up.data[:, 2].square()
+            up = self.torso_up.data[:, 2]
+            return torch.addcmul(self.one, up, up, value=-1.0)
         a, b = (self._scan(self.plane_points) @ self.plane).unbind(dim=1)  # slopes, ahead and to the left
         x, y = torch.nn.functional.normalize(self.axes[0].data[:, :2]).unbind(dim=1)
         normal = torch.stack([b * y - a * x, -a * y - b * x, torch.ones_like(a)], dim=1)
@@ -447,28 +486,26 @@ class VelocityTask(Legged[VelocityConfig]):
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         cfg, body = self.cfg, self.body
         self.touched.copy_(self.touches)
-        self.peak.masked_fill_(self.touches, 0.0)
-        self.air_time.add_(self.dt).masked_fill_(self.touches, 0.0)
+        self.air_time.add_(self.dt)
+        self.swing.masked_fill_(self.touches[:, None], 0.0)
         self.last_actions.copy_(self.actions)
         torch.linalg.vector_norm(body.root_pos[:, :2] - self.origin[:, :2], dim=1, out=self.walked)
-        self.ended.copy_(done)
+        torch.logical_not(done, out=self.unfinished)
         if self.ground is not None:
             needed = torch.linalg.vector_norm(self.command.value[:, :2], dim=1) * (0.5 * cfg.episode_length * self.dt)
             up = done & (self.walked > 0.5 * cfg.rough.patch_size)
             self.levels.move(up=up, down=done & ~up & (self.walked < needed))
-        unit = self.random.uniform(0.0, 1.0, RootPushes.draws + VelocityCommands.draws)
         ahead = self.axes[0].data
         torch.atan2(ahead[:, 1], ahead[:, 0], out=self.command.yaw)
-        self.command.advance(unit[:, RootPushes.draws :], self.errors[0])
-        if cfg.pushes:
-            self.pushes.advance(unit[:, : RootPushes.draws])
+        self.command.count(self.errors[0])
+        self.pushes.count()
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         stats = {
             "lin_vel_error": self.errors[0],
             "ang_vel_error": self.errors[1],
             "falls_per_minute": self.fell * (60.0 / self.dt),
-            "distance": torch.where(self.ended, self.walked, torch.nan),
+            "distance": self.walked.masked_fill(self.unfinished, torch.nan),
         }
         if self.ground is not None:
             stats["terrain_level"] = self.levels.value.float()
@@ -477,9 +514,9 @@ class VelocityTask(Legged[VelocityConfig]):
     def _foot_height(self) -> Float[Tensor, "envs feet"]:
         """Return the heights of the soles above the highest ground around them [m], clamped to [0, 1]."""
         if self.ground is None:
-            return torch.stack([sole.data[:, 2] for sole in self.sole_pos], dim=1).clamp_(0.0, 1.0)
-        pos = _stacked(self.sole_pos)
-        c, s = torch.nn.functional.normalize(_stacked(self.sole_ahead)[..., :2], dim=-1)[..., None, :].unbind(dim=-1)
+            return self.sole_pos.data[..., 2].clamp(0.0, 1.0)
+        pos = self.sole_pos.data
+        c, s = torch.nn.functional.normalize(self.sole_ahead.data[..., :2], dim=-1)[..., None, :].unbind(dim=-1)
         x, y = self.ring.unbind(dim=1)
         ground = self.ground.height(pos[..., :1] + c * x - s * y, pos[..., 1:2] + s * x + c * y)
         return (pos[..., 2] - ground.amax(dim=-1)).clamp_(0.0, 1.0)
@@ -491,10 +528,6 @@ class VelocityTask(Legged[VelocityConfig]):
         return self.ground.scan(self.body.root_pos, torch.atan2(ahead[:, 1], ahead[:, 0]), points)
 
 
-def _stacked(sensors: list[Sensor]) -> Float[Tensor, "envs sensors size"]:
-    return torch.stack([sensor.data for sensor in sensors], dim=1)
-
-
-def _hit(sensors: list[Sensor]) -> Bool[Tensor, " envs"]:
+def _hit(sensors: SensorGroup) -> Bool[Tensor, " envs"]:
     """Return the mask of envs in which any contact sensor reads more than `HIT`."""
-    return (torch.linalg.vector_norm(_stacked(sensors)[..., 1:], dim=-1) > HIT).any(dim=1)
+    return (torch.linalg.vector_norm(sensors.data[..., 1:], dim=-1) > HIT).any(dim=1)

@@ -164,10 +164,10 @@ class VelocityCommands(Commands):
         for stage in (None, *stages):
             ranges |= {name: getattr(stage, name) for name in ranges if getattr(stage, name, None) is not None}
             rows.append([*ranges.values(), [-math.pi, math.pi], cfg.interval])
-        self._stages = torch.tensor(rows, device=device).transpose(1, 2)  # low and high per stage
+        self._stages = torch.tensor(rows, device=device).transpose(1, 2).contiguous()  # low and high per stage
         self._begins = torch.tensor([stage.steps for stage in stages], dtype=torch.int64, device=device)
         self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps counted towards stages
-        self._limits = self._stages[0].clone()
+        self._range = self._stages[:1].clone()  # of the current stage
         self._shares = torch.tensor([cfg.standing, cfg.heading, cfg.forward], device=device)
         self._drawn = torch.zeros(num, 5, device=device)  # x, y, yaw rate, heading [rad, world], time left [s]
         self._kinds = torch.zeros(num, 3, dtype=torch.bool, device=device)  # standing, heading control, forward
@@ -176,7 +176,7 @@ class VelocityCommands(Commands):
     @property
     def limits(self) -> Float[Tensor, "2 commands"]:
         """Minimum and maximum of each command in the current stage."""
-        return self._limits[:, :3]
+        return self._range[0, :, :3]
 
     def restored(self) -> None:
         """Use the ranges of the current settings, not the checkpoint's."""
@@ -185,29 +185,33 @@ class VelocityCommands(Commands):
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
         """Set the commands in the masked envs, and draw new ones after the shortest interval."""
         torch.where(where[:, None], value, self._drawn[:, :3], out=self._drawn[:, :3])
-        self._drawn[:, 4] = torch.where(where, self._limits[0, 4], self._drawn[:, 4])
+        self._drawn[:, 4] = torch.where(where, self._range[0, 0, 4], self._drawn[:, 4])
         self._kinds.masked_fill_(where[:, None], False)
         self._follow()
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None = None) -> None:
-        """Draw new commands in the masked envs, and apply heading control."""
-        self._draw(where, self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit)
-        self._follow()
+        """Draw new commands in the masked envs and in those that are due, and apply heading control."""
+        self._draw(where | (self._drawn[:, 4] <= 0.0), unit)
 
     def advance(self, unit: Float[Tensor, "envs 8"] | None = None, error: Float[Tensor, " envs"] | None = None) -> None:
-        """Count a step and draw due commands; stages advance only while mean `error` [m/s] is small (legged_gym)."""
+        """Count a step and draw due commands; see `count`."""
+        self.count(error)
+        self._draw(self._drawn[:, 4] <= 0.0, unit)
+
+    def count(self, error: Float[Tensor, " envs"] | None = None) -> None:
+        """Count a step; stages advance only while mean `error` [m/s] is small (legged_gym). `resample` must follow."""
         counts = self._stage_error is None or error is None or error.mean() <= self._stage_error
         self._steps += counts
         self._set_stage()
-        self._drawn[:, 4] -= self._dt
-        self.resample(self._drawn[:, 4] <= 0.0, unit)
+        self._drawn[:, 4].sub_(self._dt)
 
     def _set_stage(self) -> None:
         stage = torch.bucketize(self._steps, self._begins, right=True)
-        self._limits.copy_(self._stages.index_select(0, stage)[0])
+        torch.index_select(self._stages, 0, stage, out=self._range)
 
-    def _draw(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"]) -> None:
-        low, high = self._limits
+    def _draw(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None) -> None:
+        unit = self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit
+        low, high = self._range[0]
         new, kinds = torch.lerp(low, high, unit[:, :5]), unit[:, 5:] < self._shares
         forward = kinds[:, 2:]
         ahead = new[:, :1].abs().clamp_(min=LEAST_FORWARD)
@@ -215,10 +219,11 @@ class VelocityCommands(Commands):
         new[:, 1:3].masked_fill_(forward, 0.0)
         torch.where(where[:, None], new, self._drawn, out=self._drawn)
         torch.where(where[:, None], kinds, self._kinds, out=self._kinds)
+        self._follow()
 
     def _follow(self) -> None:
         """Apply heading control and zero the standing commands."""
-        low, high = self._limits[:, 2]
+        low, high = self._range[0, :, 2]
         rate = wrap_angle(self._drawn[:, 3] - self.yaw).mul_(self._gain).clamp_(low, high)
         self.value[:, :2].copy_(self._drawn[:, :2])
         torch.where(self._kinds[:, 1], rate, self._drawn[:, 2], out=self.value[:, 2])

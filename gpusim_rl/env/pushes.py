@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Names, Ramp
+from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError
@@ -44,6 +45,10 @@ class PushTimer(Stateful):
     def due(self, step: float, interval: Tensor) -> Bool[Tensor, " envs"]:
         """Count a control step; return the envs to push now, and restart their countdown at `interval`."""
         self.wait -= step
+        return self.restart(interval)
+
+    def restart(self, interval: Tensor) -> Bool[Tensor, " envs"]:
+        """Return the envs whose countdown has ended, and restart it at `interval`."""
         due = self.wait <= 0
         torch.where(due, interval, self.wait, out=self.wait)
         return due
@@ -71,10 +76,23 @@ class RootPushes(PushTimer):
 
     def advance(self, unit: Float[Tensor, "envs 7"]) -> None:
         """Count a control step, and push the envs that are due; `unit`: uniform numbers in [0, 1)."""
+        self.count()
+        self.push(unit)
+
+    def count(self) -> None:
+        """Count a control step; `push` must follow."""
+        self.wait -= self._dt
+
+    def push(self, unit: Float[Tensor, "envs 7"]) -> None:
+        """Push the envs that are due; `unit`: uniform numbers in [0, 1)."""
         low, high = self._range
         lin_vel, ang_vel, interval = torch.lerp(low, high, unit).split([3, 3, 1], dim=1)
-        robot, due = self._robot, self.due(self._dt, interval[:, 0])
-        robot.set_state(due, root_lin_vel=robot.root_lin_vel + lin_vel, root_ang_vel=robot.root_ang_vel + ang_vel)
+        robot, due = self._robot, self.restart(interval[:, 0])
+        robot.set_state(
+            due,
+            root_lin_vel=robot.root_lin_vel + lin_vel,
+            root_ang_vel_local=robot.root_ang_vel_local + quat_rotate_inverse(robot.root_quat, ang_vel),
+        )
 
 
 class Pusher(PushTimer):

@@ -17,7 +17,7 @@ from gpusim_rl.sim.masks import check_shape, columns, read_columns, write_column
 from gpusim_rl.sim.quaternion import quat_rotate, quat_rotate_inverse
 
 _SCALAR = (mujoco.mjtJoint.mjJNT_HINGE.value, mujoco.mjtJoint.mjJNT_SLIDE.value)
-_ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3}
+_ROOT_WIDTHS = {"root_pos": 3, "root_quat": 4, "root_lin_vel": 3, "root_ang_vel": 3, "root_ang_vel_local": 3}
 
 
 def round_inwards(ranges: np.ndarray) -> np.ndarray:
@@ -232,29 +232,33 @@ class Articulation:
         root_quat: Float[Tensor, "envs 4"] | None = None,
         root_lin_vel: Float[Tensor, "envs 3"] | None = None,
         root_ang_vel: Float[Tensor, "envs 3"] | None = None,
+        root_ang_vel_local: Float[Tensor, "envs 3"] | None = None,
         joint_pos: Float[Tensor, "envs joints"] | None = None,
         joint_vel: Float[Tensor, "envs joints"] | None = None,
         mocap_poses: Float[Tensor, "envs poses"] | None = None,
     ) -> None:
-        """Write the masked worlds' state; omitted values stay unchanged. Root velocities are in the world frame."""
+        """Write the masked worlds' state; omitted values stay unchanged. Root velocities are in the world frame.
+
+        `root_ang_vel_local`, in the root's frame, takes the place of `root_ang_vel`.
+        """
         state = {"root_pos": root_pos, "root_quat": root_quat, "joint_pos": joint_pos, "joint_vel": joint_vel}
-        state |= {"root_lin_vel": root_lin_vel, "root_ang_vel": root_ang_vel}
+        state |= {"root_lin_vel": root_lin_vel, "root_ang_vel": root_ang_vel, "root_ang_vel_local": root_ang_vel_local}
         self._check_state(where, state)
         if mocap_poses is not None:
             values = mocap_poses.view(self._sim.num_envs, -1, 7)
             for target, value in ((self._sim.mocap_pos, values[..., :3]), (self._sim.mocap_quat, values[..., 3:])):
                 value = torch.where(where[:, None, None], value, read_columns(target, self._mocaps))
                 write_columns(target, self._mocaps, value)
-        if root_quat is not None and root_ang_vel is None:
+        if root_quat is not None and root_ang_vel is None and root_ang_vel_local is None:
             root_ang_vel = self.root_ang_vel  # unchanged in the world frame; MuJoCo stores it in the body frame
         if root_ang_vel is not None:
             quat = self.root_quat if root_quat is None else root_quat
-            state["root_ang_vel"] = quat_rotate_inverse(quat, root_ang_vel)
+            state["root_ang_vel_local"], state["root_ang_vel"] = quat_rotate_inverse(quat, root_ang_vel), None
         mask = where[:, None]
         places = {"joint_pos": (self._sim.qpos, self._joint_q), "joint_vel": (self._sim.qvel, self._joint_v)}
         for name, value in state.items():
             if value is not None:
-                target = self.root_ang_vel_local if name == "root_ang_vel" else getattr(self, name)
+                target = getattr(self, name)
                 write_where(mask, value, target)
                 if name in places and not isinstance(places[name][1], slice):  # `target` is a copy
                     write_columns(*places[name], target)
