@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -12,15 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import TaskConfig, Terms
-from gpusim_rl.env.math import (
-    quat_angle,
-    quat_conjugate,
-    quat_difference,
-    quat_multiply,
-    quat_rotate,
-    quat_rotate_inverse,
-    quat_yaw,
-)
+from gpusim_rl.env.math import quat_angle, quat_conjugate, quat_difference, quat_multiply
 from gpusim_rl.env.motions import Frame, Motions, Playhead, Starts, read_clips
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import Bounds, NotNegative, Positive
@@ -116,11 +109,68 @@ class TrackingConfig(TaskConfig):
         return {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
 
 
-class Poses(NamedTuple):
-    """Actual or target body poses: positions [m] and quaternions, [num_envs, bodies, 3 or 4]."""
+class Bodies(NamedTuple):
+    """Poses and velocities of the compared bodies, shape [num_envs, bodies, 3, 4 or 6]."""
 
-    pos: Tensor
+    pos: Tensor  # m
     quat: Tensor
+    vel: Tensor  # angular [rad/s], then linear [m/s]
+
+
+class Errors(NamedTuple):
+    """Errors of a control step shared by several reward terms."""
+
+    anchor: Tensor  # distance of the robot's anchor from the clip's, in the world [m], [num_envs]
+    away: Tensor  # distance of the bodies from their targets [m], [num_envs, bodies, 3]
+    half_turn: Tensor  # half angle from the targets, then from the anchor of the clip, [rad], [num_envs, bodies + 1]
+    joints: Tensor  # rad, [num_envs, joints]
+
+
+def outer(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 16"]:
+    """Return the products of all pairs of components; `table` turns them into products of quaternions."""
+    return (a[..., :, None] * b[..., None, :]).flatten(-2)
+
+
+def table(product: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> Float[Tensor, "16 size"]:
+    """Return the matrix of a bilinear function of two quaternions: product(a, b) = outer(a, b) @ table(product)."""
+    unit = torch.eye(4)
+    return product(unit.repeat_interleave(4, dim=0), unit.repeat(4, 1)).to(device)
+
+
+def axes(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 9"]:
+    """Return the x, y and z axes of frames with the orientation a = b."""
+    vectors = torch.eye(4)[1:, None].expand(3, *a.shape)
+    rotated = [quat_multiply(quat_multiply(a, vector), quat_conjugate(b))[..., 1:] for vector in vectors]
+    return torch.cat(rotated, dim=-1)
+
+
+def yaw_back(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 2"]:
+    """Return sine and cosine, times 0.5, of the yaw of the inverse of the rotation a = b."""
+    (aw, ax, ay, az), (bw, bx, by, bz) = a.unbind(-1), b.unbind(-1)
+    return torch.stack([ax * by - aw * bz, 0.5 * (aw * bw + ax * bx - ay * by - az * bz)], dim=-1)
+
+
+def waves(rows: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return phase and factor of the sines that are the entries of a matrix: c(os), s(in), n(egative sin), 0, 1.
+
+    Capital letters are of the whole angle, others of its half.
+    """
+    kinds = {"c": (0.5, 0.5), "s": (0.0, 0.5), "n": (0.0, -0.5), "C": (0.5, 1.0), "S": (0.0, 1.0), "N": (0.0, -1.0)}
+    kinds |= {"0": (0.0, 0.0), "1": (0.5, 0.0)}
+    phase, factor = torch.tensor([kinds[letter] for letter in rows], device=device).unbind(dim=1)
+    return math.pi * phase, factor
+
+
+@dataclass
+class Seen:
+    """Frame and poses of `rewards`, for `terminated`. A plain object, so that it is no part of a checkpoint."""
+
+    last: tuple[Frame, Bodies] | None = None
+
+    def pop(self) -> tuple[Frame, Tensor, Tensor] | None:
+        """Return frame, positions and orientations once, or None."""
+        last, self.last = self.last, None
+        return None if last is None else (last[0], last[1].pos, last[1].quat)
 
 
 class TrackingTask(Legged[TrackingConfig]):
@@ -134,7 +184,7 @@ class TrackingTask(Legged[TrackingConfig]):
 
     `task.clips` lists the clips: names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each env
     tracks a clip frame by frame. At the end of the clip the robot is reset to another frame and the episode continues,
-    as in mjlab; `final_obs` of that step has the new frame's joints and the old frame's bodies.
+    as in mjlab; `final_obs` of that step has the clip's last frame.
 
     An action is a joint target offset from the robot's pose, or with `action_around=clip` from the clip's joints, which
     keeps an untrained policy near the clip. Body targets are the clip's bodies, moved to the robot's `anchor` in x and
@@ -234,45 +284,66 @@ class TrackingTask(Legged[TrackingConfig]):
         self.followed = body.bodies(self.bodies)
         self.anchor_index, self.root_index = self.bodies.index(self.anchor), self.bodies.index(robot.root)
         self.end_index = torch.tensor([self.bodies.index(end) for end in self.ends], device=device)
+        self.limits = self._limits()
         self.self_contact = body.sensor("self_contact") if cfg.costs.self_contact else None
 
-        self.soft_limits = self.mid - self.half_range, self.mid + self.half_range
         terms = cfg.terms
-        self.sharpness = -torch.tensor([term.sigma for term in terms.values()], device=device).pow_(-2.0)[:, None]
+        # Of squared errors. Norms over bodies become root mean squares, and half angles angles.
+        scales = self._scales() if cfg.reward == "beyondmimic" else {}
+        sharpness = [scales.get(name, 1.0) / term.sigma for name, term in terms.items()]
+        self.sharpness = -torch.tensor(sharpness, device=device).square_()[:, None]
         costs = [cfg.costs.action_rate, cfg.costs.joint_limits]
         costs += [cfg.costs.self_contact * cfg.decimation] if cfg.costs.self_contact else []
         weights = [*(term.weight for term in terms.values()), *costs]
         self.weights = self.dt * torch.tensor(weights, device=device)[:, None]
         self.terms = (*terms, "action_rate", "joint_limits", "self_contact")[: len(weights)]
 
-        noise = cfg.start_noise
-        bounds = [*noise.pos, *noise.rot, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(self.pose)]
-        self.start_noise = torch.tensor(bounds, device=device)
-        self.first_axes = torch.eye(3, device=device)[:2]
+        noise, bias = cfg.start_noise, [cfg.encoder_bias] * len(self.pose)
+        half_turn = [0.5 * angle for angle in noise.rot]
+        bounds = [*noise.pos, *half_turn, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(self.pose), *bias]
+        bound = torch.tensor(bounds, device=device)
+        self.start_noise = -bound, bound
+        self.product, self.difference = (table(f, device) for f in (quat_multiply, quat_difference))
+        self.to_axes, self.to_yaw = table(axes, device), table(yaw_back, device)
+        # Rotation about z of row vectors, then of quaternions
+        self.turn_waves = waves("CS0NC0001c00s0cs00nc0n00c", device)
+        self.seen = Seen()
         self.errors = torch.zeros(3, num, device=device)  # errors of bodies [m], anchor [m] and joints [rad]
         self.lost = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose robot is too far from its clip
 
-    def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        everyone, bias = where[:, None], self.cfg.encoder_bias
-        self._begin(where)
-        drawn = self.random.uniform(-bias, bias, len(self.pose))
-        torch.where(everyone, drawn, self.encoder_bias, out=self.encoder_bias)
-        self.last_actions.masked_fill_(everyone, 0.0)
-        self.lost.masked_fill_(where, False)
+    def _limits(self) -> Float[Tensor, " bodies+1"]:
+        """Return the limits of the height error of each body, then of the tilt of the anchor / 2, for `terminated`."""
+        cfg, limits = self.cfg, dict.fromkeys(self.bodies, math.inf)
+        limits |= dict.fromkeys(self.ends, cfg.end_height_limit)
+        limits[self.anchor] = min(limits[self.anchor], cfg.anchor_height_limit)
+        return torch.tensor([*limits.values(), 0.5 * cfg.anchor_tilt_limit], device=self.device)
 
-    def _begin(self, where: Bool[Tensor, " envs"]) -> None:
-        """Reset masked envs to frames of the clips, with noise."""
-        root, joints, draws = self.root_index, len(self.pose), Playhead.draws
-        unit = self.random.uniform(0.0, 1.0, draws + len(self.start_noise))
-        frame = self.motions.frame(self.playhead.begin(where, unit[:, :draws]))
-        noise = torch.lerp(-self.start_noise, self.start_noise, unit[:, draws:])
-        pos, turn, lin_vel, ang_vel, joint_pos = noise.split([3, 3, 3, 3, joints], dim=1)
-        half = 0.5 * torch.linalg.vector_norm(turn, dim=1, keepdim=True)
-        turn = torch.cat([half.cos(), 0.5 * torch.sinc(half / math.pi) * turn], dim=1)
+    def _scales(self) -> dict[str, float]:
+        """Return the factors of the errors of `_beyondmimic`."""
+        mean = 1.0 / math.sqrt(len(self.bodies))
+        return {"anchor_ori": 2.0, "body_pos": mean, "body_ori": 2.0 * mean, "body_lin_vel": mean, "body_ang_vel": mean}
+
+    def reset(self, where: Bool[Tensor, " envs"]) -> None:
+        joints, draws, everyone = len(self.pose), Playhead.draws, where[:, None]
+        unit = self.random.uniform(0.0, 1.0, draws + len(self.start_noise[0]))
+        noise = torch.lerp(*self.start_noise, unit[:, draws:])
+        self._begin(where, unit[:, :draws], noise[:, :-joints])
+        torch.where(everyone, noise[:, -joints:], self.encoder_bias, out=self.encoder_bias)
+        self.last_actions.masked_fill_(everyone, 0.0)
+
+    def _begin(
+        self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"], noise: Float[Tensor, "envs noise"]
+    ) -> None:
+        """Reset masked envs, and those whose clip has ended, to frames of the clips, with noise."""
+        root, where = self.root_index, where | self.playhead.over
+        frame = self.motions.frame(self.playhead.begin(where, unit))
+        pos, half_turn, lin_vel, ang_vel, joint_pos = noise.split([3, 3, 3, 3, len(self.pose)], dim=1)
+        half = torch.linalg.vector_norm(half_turn, dim=1, keepdim=True)
+        turn = torch.cat([half.cos(), torch.sinc(half / math.pi) * half_turn], dim=1)
         self.body.set_state(
             where,
             root_pos=frame.body_pos[:, root] + pos,
-            root_quat=quat_multiply(turn, frame.body_quat[:, root]),
+            root_quat=outer(turn, frame.body_quat[:, root]) @ self.product,
             root_lin_vel=frame.body_lin_vel[:, root] + lin_vel,
             root_ang_vel=frame.body_ang_vel[:, root] + ang_vel,
             joint_pos=torch.clamp(frame.joint_pos + joint_pos, *self.soft_limits),
@@ -285,15 +356,19 @@ class TrackingTask(Legged[TrackingConfig]):
         self.body.actuate(torch.addcmul(around, action, self.scale) - self.encoder_bias)
 
     def observe(self) -> dict[str, Terms]:
-        body, frame = self.body, self._frame()
-        pos, quat = self.followed.pos, self.followed.quat
-        at, at_clip = pos[:, self.anchor_index], frame.body_pos[:, self.anchor_index]
-        turned, turned_clip = quat[:, self.anchor_index], frame.body_quat[:, self.anchor_index]
+        body, frame, anchor = self.body, self._frame(), self.anchor_index
+        # Axes of the clip's anchor and of the bodies; those two anchors are the frames in which to observe them.
+        quat = torch.cat([frame.body_quat[:, None, anchor], self.followed.quat], dim=1)
+        pairs = outer(quat, quat)
+        first_axes = (pairs @ self.to_axes[:, :6]).unflatten(2, (2, 3)).flatten(1, 2)
+        clip_axes, robot_axes = (pairs[:, :: anchor + 1][:, :2] @ self.to_axes).unflatten(2, (3, 3)).mT.unbind(dim=1)
+        away = self.followed.pos - frame.body_pos[:, None, anchor]
+        at = away[:, anchor, None]
         clip = {
             "ref_joint_pos": frame.joint_pos,
             "ref_joint_vel": frame.joint_vel,
-            "anchor_pos": quat_rotate_inverse(turned, at_clip - at),
-            "anchor_axes": self._axes(quat_multiply(quat_conjugate(turned), turned_clip)),
+            "anchor_pos": torch.baddbmm(at, at, robot_axes, beta=0.0, alpha=-1.0).flatten(1),
+            "anchor_axes": (first_axes[:, :2] @ robot_axes).flatten(1),
         }
         own = {
             "lin_vel": self.lin_vel.data,
@@ -302,10 +377,9 @@ class TrackingTask(Legged[TrackingConfig]):
             "joint_vel": body.joint_vel,
             "actions": self.actions,
         }
-        turned_clip = turned_clip[:, None]
         privileged = {
-            "body_pos": quat_rotate_inverse(turned_clip, pos - at_clip[:, None]).flatten(1),
-            "body_axes": self._axes(quat_multiply(quat_conjugate(turned_clip).expand_as(quat), quat)).flatten(1),
+            "body_pos": (away @ clip_axes).flatten(1),
+            "body_axes": (first_axes[:, 2:] @ clip_axes).flatten(1),
         }
         return {
             "policy": {**clip, **own, "joint_pos": own["joint_pos"] + self.encoder_bias},
@@ -313,79 +387,78 @@ class TrackingTask(Legged[TrackingConfig]):
         }
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        frame, now = self._frame(), Poses(self.followed.pos, self.followed.quat)
-        squared = self._beyondmimic if self.cfg.reward == "beyondmimic" else self._deepmimic
-        terms = {**squared(frame, now, self._targets(frame, now)), **self._costs()}
+        frame, now = self.seen.last = self._frame(), Bodies(*self.followed.state())
+        errors = self._beyondmimic if self.cfg.reward == "beyondmimic" else self._deepmimic
+        terms = {**errors(frame, now, self._errors(frame, now)), **self._costs()}
         values = torch.stack([terms[name] for name in self.terms])
-        values[: len(self.sharpness)].mul_(self.sharpness).exp_()
+        values[: len(self.sharpness)].square_().mul_(self.sharpness).exp_()
         return dict(zip(self.terms, values * self.weights, strict=True))
 
-    def _away(self, frame: Frame, now: Poses, target: Poses) -> tuple[Tensor, Tensor, Tensor]:
-        """Return squared distances [m2] of bodies from targets and of the anchor from the clip, and joint errors [rad].
-
-        Also update `errors`.
-        """
-        away = (target.pos - now.pos).square().sum(dim=2)
-        from_clip = (frame.body_pos[:, self.anchor_index] - now.pos[:, self.anchor_index]).square().sum(dim=1)
+    def _errors(self, frame: Frame, now: Bodies) -> Errors:
+        """Compare the bodies with the clip's, at the x and y of the robot's anchor and turned to its yaw."""
+        anchor = self.anchor_index
+        at, at_clip = now.pos[:, anchor], frame.body_pos[:, anchor]
+        turn = outer(frame.body_quat, now.quat) @ self.difference  # from the robot to the clip, world frame
+        sine, cosine = (outer(turn[:, anchor], turn[:, anchor]) @ self.to_yaw).split(1, dim=1)
+        phase, factor = self.turn_waves
+        matrices = torch.addcmul(phase, torch.atan2(sine, cosine), factor).sin_()
+        about_z, quat_about_z = matrices[:, :9].unflatten(1, (3, 3)), matrices[:, 9:].unflatten(1, (4, 4))
+        origin = torch.cat([at[:, :2], at_clip[:, 2:]], dim=1)[:, None]
+        away = torch.baddbmm(now.pos - origin, frame.body_pos - at_clip[:, None], about_z, beta=-1.0)
+        turns = torch.cat([turn @ quat_about_z, turn[:, anchor, None]], dim=1)
+        half_turn = torch.atan2(torch.linalg.vector_norm(turns[..., 1:], dim=2), turns[..., 0].abs())
         joints = frame.joint_pos - self.body.joint_pos
-        torch.mean(away.sqrt(), dim=1, out=self.errors[0])
-        torch.sqrt(from_clip, out=self.errors[1])
+        torch.mean(torch.linalg.vector_norm(away, dim=2), dim=1, out=self.errors[0])
+        torch.linalg.vector_norm(at_clip - at, dim=1, out=self.errors[1])
         torch.mean(joints.abs(), dim=1, out=self.errors[2])
-        return away, from_clip, joints
+        return Errors(self.errors[1], away, half_turn, joints)
 
-    def _beyondmimic(self, frame: Frame, now: Poses, target: Poses) -> dict[str, Float[Tensor, " envs"]]:
-        """Return the squared error of each term of `BeyondMimicConfig`."""
-        away, from_clip, _ = self._away(frame, now, target)
-        anchors = (frame.body_quat[:, self.anchor_index, None], now.quat[:, self.anchor_index, None])
-        turned = (torch.cat(pair, dim=1) for pair in zip((target.quat, now.quat), anchors, strict=True))
-        turn = quat_angle(*turned).square_()  # squared angles of the bodies, and of the anchor in the world
-        velocities = torch.stack([self.followed.lin_vel, self.followed.ang_vel])
-        off = torch.stack([frame.body_lin_vel, frame.body_ang_vel]).sub_(velocities)
-        lin_vel, ang_vel = off.square_().sum(dim=3).mean(dim=2)
+    def _beyondmimic(self, frame: Frame, now: Bodies, errors: Errors) -> dict[str, Float[Tensor, " envs"]]:
+        """Return the error / scale of each term of `BeyondMimicConfig`, see `_scales`."""
+        off = (frame.body_vel - now.vel).unflatten(2, (2, 3))
+        ang_vel, lin_vel = torch.linalg.vector_norm(off, dim=(1, 3)).unbind(dim=1)
         return {
-            "anchor_pos": from_clip,
-            "anchor_ori": turn[:, -1],
-            "body_pos": away.mean(dim=1),
-            "body_ori": turn[:, :-1].mean(dim=1),
+            "anchor_pos": errors.anchor,
+            "anchor_ori": errors.half_turn[:, -1],
+            "body_pos": torch.linalg.vector_norm(errors.away, dim=(1, 2)),
+            "body_ori": torch.linalg.vector_norm(errors.half_turn[:, :-1], dim=1),
             "body_lin_vel": lin_vel,
             "body_ang_vel": ang_vel,
         }
 
-    def _deepmimic(self, frame: Frame, now: Poses, target: Poses) -> dict[str, Float[Tensor, " envs"]]:
-        """Return the squared error of each term of `DeepMimicConfig`."""
-        body, root = self.body, self.root_index
-        away, _, joints = self._away(frame, now, target)
-        turn = quat_angle(frame.body_quat[:, root], now.quat[:, root]).square()
-        spin = (frame.body_ang_vel[:, root] - body.root_ang_vel).square().sum(dim=1)
+    def _deepmimic(self, frame: Frame, now: Bodies, errors: Errors) -> dict[str, Float[Tensor, " envs"]]:
+        """Return the error of each term of `DeepMimicConfig`."""
+        body, root, norm, spin = self.body, self.root_index, torch.linalg.vector_norm, math.sqrt(SPIN)
+        turn = quat_angle(frame.body_quat[:, root], now.quat[:, root])
+        ang_vel = norm(frame.body_ang_vel[:, root] - body.root_ang_vel, dim=1)
         return {
-            "joint_pos": joints.square().sum(dim=1),
-            "joint_vel": (frame.joint_vel - body.joint_vel).square().sum(dim=1),
-            "root_pose": (frame.body_pos[:, root] - now.pos[:, root]).square().sum(dim=1) + SPIN * turn,
-            "root_vel": (frame.body_lin_vel[:, root] - body.root_lin_vel).square().sum(dim=1) + SPIN * spin,
-            "end_pos": away.index_select(1, self.end_index).sum(dim=1),
+            "joint_pos": norm(errors.joints, dim=1),
+            "joint_vel": norm(frame.joint_vel - body.joint_vel, dim=1),
+            "root_pose": torch.hypot(norm(frame.body_pos[:, root] - now.pos[:, root], dim=1), spin * turn),
+            "root_vel": torch.hypot(norm(frame.body_lin_vel[:, root] - body.root_lin_vel, dim=1), spin * ang_vel),
+            "end_pos": norm(errors.away.index_select(1, self.end_index), dim=(1, 2)),
         }
 
     def _costs(self) -> dict[str, Float[Tensor, " envs"]]:
         """Return the unweighted costs of `CostConfig`."""
-        change = (self.actions - self.last_actions).square().sum(dim=1)
-        costs = {"action_rate": change, "joint_limits": self.beyond_limits()}
+        costs = {"action_rate": self.action_change(), "joint_limits": self.beyond_limits()}
         if self.self_contact is not None:
             force = torch.linalg.vector_norm(self.self_contact.data[:, 1:], dim=1)
             costs["self_contact"] = (force > HIT).float()
         return costs
 
     def terminated(self) -> Bool[Tensor, " envs"]:
-        cfg, anchor, frame = self.cfg, self.anchor_index, self._frame()
-        above = (frame.body_pos[..., 2] - self.followed.pos[..., 2]).abs_()
-        tilt = _up(frame.body_quat[:, anchor]) - _up(self.followed.quat[:, anchor])
-        lost = (above[:, anchor] > cfg.anchor_height_limit) | (tilt.abs_() > cfg.anchor_tilt_limit)
-        far = (above.index_select(1, self.end_index) > cfg.end_height_limit).any(dim=1)
-        return torch.logical_or(lost, far, out=self.lost)
+        anchor = self.anchor_index
+        frame, pos, quat = self.seen.pop() or (self._frame(), self.followed.pos, self.followed.quat)
+        above = frame.body_pos[..., 2] - pos[..., 2]
+        # Squared x and y of the quaternions: the up axis of a frame has z = 1 - 2 (x2 + y2).
+        up, up_clip = quat[:, anchor, 1:3], frame.body_quat[:, anchor, 1:3]
+        tilt = torch.addcmul(up.square(), up_clip, up_clip, value=-1.0).sum(dim=1, keepdim=True)
+        return torch.any(torch.cat([above, tilt], dim=1).abs_() > self.limits, dim=1, out=self.lost)
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         self.last_actions.copy_(self.actions)
-        over = self.playhead.advance(self.lost & done, self.sim.diverged)
-        self._begin(over > done)  # over & ~done in one kernel
+        self.playhead.advance(self.lost & done, self.sim.diverged)
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         return {
@@ -399,23 +472,3 @@ class TrackingTask(Legged[TrackingConfig]):
     def _frame(self) -> Frame:
         """Return the frame that each env should reach by the end of the control step."""
         return self.motions.frame(self.playhead.index)
-
-    def _targets(self, frame: Frame, now: Poses) -> Poses:
-        """Return target poses: the clip's bodies at the x and y of the robot's anchor, rotated to its yaw."""
-        anchor = self.anchor_index
-        at, at_clip = now.pos[:, anchor], frame.body_pos[:, anchor]
-        yaw = quat_yaw(quat_difference(now.quat[:, anchor], frame.body_quat[:, anchor]))
-        zeros = torch.zeros_like(yaw)
-        turn = torch.stack([(0.5 * yaw).cos(), zeros, zeros, (0.5 * yaw).sin()], dim=1)[:, None]
-        origin = torch.cat([at[:, :2], at_clip[:, 2:]], dim=1)[:, None]
-        pos = origin + quat_rotate(turn, frame.body_pos - at_clip[:, None])
-        return Poses(pos, quat_multiply(turn.expand_as(frame.body_quat), frame.body_quat))
-
-    def _axes(self, quat: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 6"]:
-        """Return the x and y axes of frames with the given orientations."""
-        return quat_rotate(quat[..., None, :], self.first_axes.expand(*quat.shape[:-1], 2, 3)).flatten(-2)
-
-
-def _up(quat: Float[Tensor, "envs 4"]) -> Float[Tensor, " envs"]:
-    """Return the z component of a frame's z axis, from 1 (upright) to -1."""
-    return 1.0 - 2.0 * quat[:, 1:3].square().sum(dim=1)

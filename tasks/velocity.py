@@ -416,16 +416,15 @@ class VelocityTask(Legged[VelocityConfig]):
             term: Any = self.terms[name]
             terms[name] = term.squared(self, now) if number < exponents else term(self, now)
             if terms[name].shape != (self.num_envs,):
-                raise TaskError(
-                    key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*terms[name].shape]
-                )
+                raise TaskError(key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*terms[name].shape])
         values = torch.stack([*terms.values()])
         values[:exponents].mul_(self.sharpness).exp_()
         return dict(zip(terms, values * self.weights, strict=True))
 
     def _stride(self) -> Stride:
         """Compute the control step's quantities; update `errors`, `touches` and `peak`."""
-        lin, ang, contact, height = self.root_lin_vel.data, self.body.root_ang_vel_local, self.feet.data, self._foot_height()
+        lin, ang = self.root_lin_vel.data, self.body.root_ang_vel_local
+        contact, height = self.feet.data, self._foot_height()
         # Velocities in the order z x y, z x y: columns 1 to 3 are commanded.
         error = torch.cat([lin[:, 2:], lin[:, :2], ang[:, 2:], ang[:, :2]], dim=1)
         error[:, 1:4].sub_(self.command.value)

@@ -87,6 +87,7 @@ class Frame(NamedTuple):
     body_quat: Float[Tensor, "envs bodies 4"]
     body_lin_vel: Float[Tensor, "envs bodies 3"]
     body_ang_vel: Float[Tensor, "envs bodies 3"]
+    body_vel: Float[Tensor, "envs bodies 6"]  # angular, then linear velocity
 
 
 class Motions:
@@ -107,8 +108,8 @@ class Motions:
         """Return the frame of each env by its index in the concatenated clips."""
         joints, bodies = self._joints, self._bodies
         joint_rows, body_rows = self._frames.index_select(0, index).split([2 * joints, 13 * bodies], dim=1)
-        poses = body_rows.unflatten(1, (bodies, 13)).split([3, 4, 3, 3], dim=2)
-        return Frame(*joint_rows.split(joints, dim=1), *poses)
+        pos, quat, vel = body_rows.unflatten(1, (bodies, 13)).split([3, 4, 6], dim=2)
+        return Frame(*joint_rows.split(joints, dim=1), pos, quat, vel[..., 3:], vel[..., :3], vel)
 
 
 def _rows(name: str, clip: Clip, rate: float) -> Array:
@@ -116,7 +117,7 @@ def _rows(name: str, clip: Clip, rate: float) -> Array:
         clip = resampled(clip, rate)
     except ConfigError as error:
         raise error.within(f"motion clip {name!r} at {rate:g} Hz") from None
-    bodies = np.concatenate([clip.body_pos_w, clip.body_quat_w, clip.body_lin_vel_w, clip.body_ang_vel_w], axis=2)
+    bodies = np.concatenate([clip.body_pos_w, clip.body_quat_w, clip.body_ang_vel_w, clip.body_lin_vel_w], axis=2)
     return np.concatenate([clip.joint_pos, clip.joint_vel, bodies.reshape(len(clip.joint_pos), -1)], axis=1)
 
 
@@ -138,47 +139,61 @@ class Playhead(Stateful):
             begins += edges[:-1]
             sizes += [1] if starts == "first" else [b - a for a, b in itertools.pairwise(edges)]
         self._starts: Starts = starts
-        self._begins, self._sizes = (torch.tensor(values, device=device) for values in (begins, sizes))
+        self._bins = torch.tensor([begins, sizes], device=device).T.contiguous()  # first frame and size of each bin
+        self._begins, self._sizes = self._bins.unbind(dim=1)
         every_frame = torch.arange(len(motions), device=device)
-        self._bin = torch.bucketize(every_frame, self._begins, right=True) - 1
-        self._last = motions.last.index_select(0, torch.bucketize(every_frame, motions.last))
+        bins = torch.bucketize(every_frame, self._begins.contiguous(), right=True) - 1
+        last = motions.last.index_select(0, torch.bucketize(every_frame, motions.last))
+        self._places = torch.stack([bins, last], dim=1)  # bin of each frame, and last frame of its clip
         self.index = torch.ones(num, dtype=torch.int64, device=device)  # frame to reach by the end of the control step
         self.failures = torch.zeros(len(begins), device=device)  # mean failed episodes per control step, by bin
         self._now = torch.zeros_like(self.failures)
+        self._chances = torch.zeros_like(self.failures)
+        self._ends = torch.zeros_like(self._begins)  # cumulative chances / `PARTS`
+        self.over = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose clip has ended: begin these too
+        self._set_chances()
 
     def restored(self) -> None:
         """Clamp the frame indices to the current clips, because the checkpoint's clips may have been longer."""
-        self.index.clamp_(max=len(self._last) - 1)
+        self.index.clamp_(max=len(self._places) - 1)
+        self._set_chances()
 
     def chances(self) -> Float[Tensor, " bins"]:
         """Return the probability that an episode starts in each bin."""
+        return self._chances
+
+    def _set_chances(self) -> None:
         if self._starts == "first":
             weights = torch.ones_like(self.failures)
         elif self._starts == "uniform":
             weights = self._sizes.float()
         else:
             weights = self.failures + FLOOR / len(self.failures)
-        return weights / weights.sum()
+        torch.div(weights, weights.sum(), out=self._chances)
+        # integers: CUDA's cumsum of floats is nondeterministic
+        torch.cumsum((self._chances * PARTS).long(), dim=0, out=self._ends)
 
     def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
         """Return start frames, sampled with `unit` (uniform in [0, 1)); masked envs then track the following frames."""
-        ends = (self.chances() * PARTS).long().cumsum(0)  # integers: CUDA's cumsum of floats is nondeterministic
-        chosen = torch.bucketize((unit[:, 0] * ends[-1]).long(), ends, right=True)
-        inside = (unit[:, 1] * self._sizes.index_select(0, chosen)).long()
-        start = self._begins.index_select(0, chosen) + inside
+        chosen = torch.bucketize((unit[:, 0] * self._ends[-1]).long(), self._ends, right=True)
+        begin, size = self._bins.index_select(0, chosen).unbind(dim=1)
+        start = begin + (unit[:, 1] * size).long()
         torch.where(where, start + 1, self.index, out=self.index)
+        self.over.zero_()
         return start
 
     def advance(self, failed: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
         """Count failed episodes, except diverged ones, and advance by a frame; return the envs whose clip has ended."""
         # failed & ~diverged in one kernel
         counted = torch.gt(failed, diverged, out=torch.empty(len(failed), device=failed.device))
-        now = self._now.zero_().index_add_(0, self._bin.index_select(0, self.index), counted)
+        bins, last = self._places.index_select(0, self.index).unbind(dim=1)
+        now = self._now.zero_().index_add_(0, bins, counted)
         self.failures.lerp_(now, FORGETTING)
-        last = self._last.index_select(0, self.index)
-        over = self.index >= last
+        if self._starts == "adaptive":
+            self._set_chances()
+        torch.ge(self.index, last, out=self.over)
         torch.minimum(self.index + 1, last, out=self.index)
-        return over
+        return self.over
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         """Return the normalised entropy of the start bins (1 = uniform) and the index of the most likely bin."""

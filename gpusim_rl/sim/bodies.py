@@ -90,6 +90,13 @@ class Bodies:
         """Angular velocities [rad/s], world frame."""
         return self._select("cvel")[..., :3]
 
+    def state(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return positions, orientations and velocities (angular, then linear), in fewer kernels than one by one."""
+        pos, velocity = self.pos, self._select("cvel")
+        lever = pos - self._sim.derived("subtree_com")[:, self._roots]
+        velocity[..., 3:].add_(torch.linalg.cross(velocity[..., :3], lever))
+        return pos, self.quat, velocity
+
     @property
     def wrench(self) -> Float[Tensor, "envs bodies 6"]:
         """Copy of the force [N] and torque [N m] set by `apply_wrench`."""

@@ -189,7 +189,7 @@ def test_adaptive_starts_follow_recent_failures() -> None:
     assert playhead.stats()["start_entropy"][0].item() == pytest.approx(entropy, rel=1e-5) and entropy < 0.8
     assert playhead.stats()["start_top_bin"].tolist() == [2.0] * 8
     unit = torch.rand(8192, 2, generator=torch.Generator().manual_seed(0))
-    playhead.index = torch.ones(8192, dtype=torch.int64)
+    playhead.index, playhead.over = torch.ones(8192, dtype=torch.int64), torch.zeros(8192, dtype=torch.bool)
     start = playhead.begin(torch.ones(8192, dtype=torch.bool), unit)
     inside = (start >= 100) & (start < 150)
     assert inside.float().mean().item() == pytest.approx(likely, abs=0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -192,10 +191,10 @@ def test_episode_ends_far_from_clip():
     height[1], height[2], height[3] = limit + 0.01, -limit - 0.01, limit - 0.01
     tilt = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.3, 1.5])  # 1 - cos is 0.73, 0.93
     turned = quat_multiply(quat_from_axis_angle(Y.expand(6, 3), tilt), frame.body_quat[:, 0])
-    task.cfg = dataclasses.replace(task.cfg, end_height_limit=10.0)
+    task.limits[task.end_index] = 10.0
     put(env, root_pos=frame.body_pos[:, 0] + height * Z, root_quat=turned)
     assert task.terminated().tolist() == [False, True, True, False, False, True]
-    task.cfg = dataclasses.replace(task.cfg, end_height_limit=0.12)
+    task.limits[task.end_index] = 0.12
     legs = frame.joint_pos.clone()
     legs[1, 1] += 1.6  # a rotated thigh raises the knee
     put(env, joint_pos=legs)
