@@ -132,7 +132,7 @@ def outer(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[T
 
 
 def table(product: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> Float[Tensor, "16 size"]:
-    """Return the matrix of a bilinear function of two quaternions: product(a, b) = outer(a, b) @ table(product)."""
+    """Return the matrix T of a bilinear function of two quaternions, whose value is outer(a, b) @ T."""
     unit = torch.eye(4)
     return product(unit.repeat_interleave(4, dim=0), unit.repeat(4, 1)).to(device)
 

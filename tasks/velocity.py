@@ -18,6 +18,7 @@ from gpusim_rl.env.pushes import PushConfig, RootPushes
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.settings.schema import Limits, NotNegative, Positive
 from gpusim_rl.sim import Scene, Sim
+from gpusim_rl.sim.masks import write_result
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
 from .robots import HIT, Legged, Rows, SensorGroup, squared_error
@@ -302,7 +303,9 @@ class VelocityTask(Legged[VelocityConfig]):
         self.trot = torch.tensor(robot.trot, dtype=torch.float32, device=device)
         named = [name for name in self.terms if name in weights]
         self.weighted = sorted(named, key=lambda name: not isinstance(self.terms[name], Near))  # exponentials first
-        widths = [term.width(cfg) for name in named if isinstance(term := self.terms[name], Near)]
+        nears = {name: term for name in named if isinstance(term := self.terms[name], Near)}
+        self.exponents = {name: term.squared for name, term in nears.items()}
+        widths = [term.width(cfg) for term in nears.values()]
         self.sharpness = torch.tensor([-1.0 / width for width in widths], device=device)[:, None]
         self.weights = self.dt * torch.tensor([weights[name] for name in self.weighted], device=device)[:, None]
         self.eye = None if cfg.vision is None else sim.camera("eye")
@@ -411,14 +414,13 @@ class VelocityTask(Legged[VelocityConfig]):
         return groups
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        now, terms, exponents = self._stride(), dict[str, Tensor](), len(self.sharpness)
-        for number, name in enumerate(self.weighted):
-            term: Any = self.terms[name]
-            terms[name] = term.squared(self, now) if number < exponents else term(self, now)
-            if terms[name].shape != (self.num_envs,):
-                raise TaskError(key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*terms[name].shape])
+        now = self._stride()
+        terms = {name: self.exponents.get(name, self.terms[name])(self, now) for name in self.weighted}
+        for name, term in terms.items():
+            if term.shape != (self.num_envs,):
+                raise TaskError(key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*term.shape])
         values = torch.stack([*terms.values()])
-        values[:exponents].mul_(self.sharpness).exp_()
+        values[: len(self.exponents)].mul_(self.sharpness).exp_()
         return dict(zip(terms, values * self.weights, strict=True))
 
     def _stride(self) -> Stride:
@@ -495,7 +497,7 @@ class VelocityTask(Legged[VelocityConfig]):
             up = done & (self.walked > 0.5 * cfg.rough.patch_size)
             self.levels.move(up=up, down=done & ~up & (self.walked < needed))
         ahead = self.axes[0].data
-        torch.atan2(ahead[:, 1], ahead[:, 0], out=self.command.yaw)
+        write_result(self.command.yaw, torch.atan2, ahead[:, 1], ahead[:, 0])
         self.command.count(self.errors[0])
         self.pushes.count()
 

@@ -17,6 +17,7 @@ from gpusim_rl.env.task import Task, control_steps
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count, Fraction, Limits, Natural, Positive, Rule
+from gpusim_rl.sim.masks import write_result, write_where
 
 LEAST_FORWARD = 0.3  # minimum speed of a forward command [m/s]
 
@@ -169,6 +170,7 @@ class VelocityCommands(Commands):
         self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps counted towards stages
         self._range = self._stages[:1].clone()  # of the current stage
         self._shares = torch.tensor([cfg.standing, cfg.heading, cfg.forward], device=device)
+        self._forward = torch.tensor([[LEAST_FORWARD, 0.0, 0.0], [math.inf, 0.0, 0.0]], device=device)  # ahead alone
         self._drawn = torch.zeros(num, 5, device=device)  # x, y, yaw rate, heading [rad, world], time left [s]
         self._kinds = torch.zeros(num, 3, dtype=torch.bool, device=device)  # standing, heading control, forward
         self.yaw = torch.zeros(num, device=device)  # yaw of the robots [rad]; the task writes it before each call
@@ -213,10 +215,8 @@ class VelocityCommands(Commands):
         unit = self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit
         low, high = self._range[0]
         new, kinds = torch.lerp(low, high, unit[:, :5]), unit[:, 5:] < self._shares
-        forward = kinds[:, 2:]
-        ahead = new[:, :1].abs().clamp_(min=LEAST_FORWARD)
-        torch.where(forward, ahead, new[:, :1], out=new[:, :1])
-        new[:, 1:3].masked_fill_(forward, 0.0)
+        velocity = new[:, :3]
+        write_where(kinds[:, 2:], velocity.abs().clamp_(*self._forward), velocity)
         torch.where(where[:, None], new, self._drawn, out=self._drawn)
         torch.where(where[:, None], kinds, self._kinds, out=self._kinds)
         self._follow()
@@ -226,7 +226,7 @@ class VelocityCommands(Commands):
         low, high = self._range[0, :, 2]
         rate = wrap_angle(self._drawn[:, 3] - self.yaw).mul_(self._gain).clamp_(low, high)
         self.value[:, :2].copy_(self._drawn[:, :2])
-        torch.where(self._kinds[:, 1], rate, self._drawn[:, 2], out=self.value[:, 2])
+        write_result(self.value[:, 2], torch.where, self._kinds[:, 1], rate, self._drawn[:, 2])
         self.value.masked_fill_(self._kinds[:, :1], 0.0)
 
 

@@ -17,6 +17,7 @@ from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import Bounds, Positive
 from gpusim_rl.sim import Articulation, Sim
+from gpusim_rl.sim.masks import write_where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class PushTimer(Stateful):
     def restart(self, interval: Tensor) -> Bool[Tensor, " envs"]:
         """Return the envs whose countdown has ended, and restart it at `interval`."""
         due = self.wait <= 0
-        torch.where(due, interval, self.wait, out=self.wait)
+        write_where(due, interval, self.wait)
         return due
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Shaped
@@ -13,10 +13,15 @@ from gpusim_rl.errors import TaskError
 
 def write_where(mask: Bool[Tensor, "..."], value: Shaped[Tensor, "..."], target: Shaped[Tensor, "..."]) -> None:
     """Write `value` into `target` where the mask is true; mask and value broadcast."""
+    write_result(target, torch.where, mask, value, target)
+
+
+def write_result(target: Shaped[Tensor, "..."], function: Callable[..., Tensor], *arguments: Tensor) -> None:
+    """Write the result of a torch function with an `out` argument into `target`, which may be a view."""
     if torch.compiler.is_compiling():  # the compiler fuses these operations, but rejects views as `out`
-        target.copy_(torch.where(mask, value, target))
+        target.copy_(function(*arguments))
     else:
-        torch.where(mask, value, target, out=target)
+        function(*arguments, out=target)
 
 
 def columns(numbers: Sequence[int], device: torch.device) -> slice | Tensor:
