@@ -83,7 +83,7 @@ class Stride(NamedTuple):
     lands: Tensor  # feet that have just touched the ground, bool; False unless `moves`
 
 
-Term = Callable[[Any, Stride], Tensor]  # (task, stride) -> values, shape [num_envs]
+Term = Callable[[Any, Stride], Tensor]  # (task, stride) -> values, shape [num_envs] or [num_envs, feet]
 
 
 def near(squared: Float[Tensor, " envs"], width: float) -> Float[Tensor, " envs"]:
@@ -111,8 +111,8 @@ class VelocityTask(Legged[VelocityConfig]):
     ground is a least-squares fit; `heights` are noisy only with noise in `task.observations` (mjlab: +-0.02).
 
     Reward terms, multiplied by weight and control step; terms of weight 0 are not computed. To add a term, a subclass
-    sets `terms = {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. c is 1 if the
-    command exceeds 0.05 m/s + rad/s, else 0:
+    sets `terms = {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. Terms of each
+    foot, [num_envs, feet], are summed. c is 1 if the command exceeds 0.05 m/s + rad/s, else 0:
 
     - `lin_vel`, `ang_vel`: exp(-squared error / width) of the root's velocity (z included), and of its yaw rate (roll
       and pitch rate included);
@@ -173,11 +173,11 @@ class VelocityTask(Legged[VelocityConfig]):
         "pose": Near(lambda task, now: task.deviation(now.command), lambda cfg: 1.0),
         "joint_limits": lambda task, now: task.beyond_limits(),
         "action_rate": lambda task, now: task.action_change(),
-        "foot_clearance": lambda task, now: ((now.height - task.cfg.swing_height).abs() * now.speed).sum(dim=1),
-        "swing_height": lambda task, now: (task.missed_peak().square() * now.lands).sum(dim=1),
-        "foot_slip": lambda task, now: (now.speed.square() * task.touches).sum(dim=1),
-        "soft_landing": lambda task, now: (now.force * now.lands).sum(dim=1),
-        "air_time": lambda task, now: task.swings().sum(dim=1) * now.moves,
+        "foot_clearance": lambda task, now: (now.height - task.cfg.swing_height).abs() * now.speed,
+        "swing_height": lambda task, now: task.missed_peak().square() * now.lands,
+        "foot_slip": lambda task, now: now.speed.square() * task.touches,
+        "soft_landing": lambda task, now: now.force * now.lands,
+        "air_time": lambda task, now: task.swings() * now.moves[:, None],
         "trot": lambda task, now: (task.swings() @ task.trot).abs_() * now.moves,
         "torso_ang_vel": lambda task, now: task.sensors["torso_ang_vel"].data[:, :2].square().sum(dim=1),
         "angular_momentum": lambda task, now: task.sensors["angular_momentum"].data.square().sum(dim=1),
@@ -312,12 +312,9 @@ class VelocityTask(Legged[VelocityConfig]):
 
         self._use_starts()
         self.zeros = torch.zeros(num, 3, device=device)
-        self.swing = torch.zeros(num, 2, len(robot.feet), device=device)  # `air_time` and `peak`, in one memory
-        self.air_time = self.swing[:, 0]  # time since each foot left the ground [s]
         self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # set by rewards()
-        self.touched = torch.zeros_like(self.touches)  # `touches` one control step earlier
-        self.peak = self.swing[:, 1]  # highest point of each swing so far [m]
-        self.errors = torch.zeros(2, num, device=device)  # errors of velocity [m/s] and yaw rate [rad/s]
+        self.speeds = torch.zeros(2, num, 2, device=device)  # errors and commands of velocity [m/s], yaw rate [rad/s]
+        self.errors = self.speeds[..., 0]
         self.one = torch.ones((), device=device)
         self.fell = torch.zeros(num, dtype=torch.bool, device=device)
         self.walked = torch.zeros(num, device=device)  # distance from the origin [m]
@@ -327,20 +324,24 @@ class VelocityTask(Legged[VelocityConfig]):
             self._use_patches(len(self.ground.kinds), cfg.rough.levels)
 
     def _use_starts(self) -> None:
-        """Prepare the random starts of episodes; `reset` writes all of `begun` at once."""
-        cfg, body, joints, height = self.cfg, self.body, len(self.pose), self.robot.height
+        """Allocate what `reset` sets, side by side, so that it is drawn and written at once."""
+        cfg, joints, feet, height = self.cfg, len(self.pose), len(self.robot.feet), self.robot.height
         bias, (least, most) = cfg.encoder_bias, cfg.start_height
-        starts = [[-0.5, 0.5], [-0.5, 0.5], [height + least, height + most], [-math.pi, math.pi]]
-        starts += [cfg.push.interval, *[[-bias, bias]] * joints]
-        self.starts = torch.tensor(starts, device=self.device).T.contiguous()
+        bounds = [[-0.5, 0.5], [-0.5, 0.5], [height + least, height + most], [-math.pi, math.pi], cfg.push.interval]
+        bounds += [[-bias, bias]] * joints + [[0.0, 0.0]] * (joints + 3 * feet)
         # Before its views, so that a checkpoint without it restores them.
-        self.begun = torch.zeros(self.num_envs, len(starts), device=self.device)  # x, y, z, yaw, time to a push, bias
-        self.origin = self.begun[:, :3]  # where the episode began, or the middle of its patch [m]
+        self.begun = torch.zeros(self.num_envs, len(bounds), device=self.device)
+        pos, yaw, wait, bias, actions, swing, touched = self.begun.split([3, 1, 1, joints, joints, 2 * feet, feet], 1)
         self.command = VelocityCommands(self, cfg.command)
-        self.pushes = RootPushes(cfg.push, body, self.num_envs, self.dt, self.device)
-        self.command.yaw, self.pushes.wait = self.begun[:, 3], self.begun[:, 4]
-        del self.encoder_bias
-        self.encoder_bias = self.begun[:, 5:]
+        self.pushes = RootPushes(cfg.push, self.body, self.num_envs, self.dt, self.device)
+        self.bounds = torch.cat([self.pushes.bounds, torch.tensor(bounds, device=self.device).T], dim=1)
+        del self.encoder_bias, self.last_actions
+        self.origin = pos  # where the episode began, or the middle of its patch [m]
+        self.command.yaw, self.pushes.wait = yaw[:, 0], wait[:, 0]
+        self.encoder_bias, self.last_actions = bias, actions
+        self.swing = swing.unflatten(1, (2, feet))
+        self.air_time, self.peak = self.swing.unbind(dim=1)  # time since a foot left the ground [s], highest point [m]
+        self.touched = touched  # 1.0 for feet on the ground at the end of the last control step
 
     def _use_patches(self, kinds: int, levels: int) -> None:
         """Assign envs to patches of rough ground, and set the points at which robots scan the ground."""
@@ -359,11 +360,11 @@ class VelocityTask(Legged[VelocityConfig]):
         self.levels = Levels(self, levels, initial=torch.arange(num) % max(1, levels // 2))
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        everyone, num, joints = where[:, None], self.num_envs, len(self.pose)
-        unit = self.random.uniform(0.0, 1.0, RootPushes.draws + VelocityCommands.draws + 5 + joints)
-        push, command, start = unit.split([RootPushes.draws, VelocityCommands.draws, 5 + joints], dim=1)
-        torch.where(everyone, torch.lerp(*self.starts, start), self.begun, out=self.begun)
-        pos = self.begun[:, :3]
+        everyone, pos, yaw = where[:, None], self.begun[:, :3], self.begun[:, 3:4]
+        unit = self.random.uniform(0.0, 1.0, self.bounds.shape[1] + VelocityCommands.draws)
+        drawn = torch.lerp(*self.bounds, unit[:, : -VelocityCommands.draws])
+        push, start = drawn.tensor_split([RootPushes.draws], dim=1)
+        torch.where(everyone, start, self.begun, out=self.begun)
         if self.ground is not None:
             level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
             torch.where(everyone, self.ground.origins[level, self.column], self.origin, out=self.origin)
@@ -371,17 +372,14 @@ class VelocityTask(Legged[VelocityConfig]):
         self.body.set_state(
             where,
             root_pos=pos,
-            root_quat=self.about_z(self.begun[:, 3:4]),
+            root_quat=self.about_z(yaw),
             root_ang_vel_local=self.zeros,
-            joint_pos=self.pose.expand(num, joints),
+            joint_pos=self.pose.expand(self.num_envs, -1),
         )
-        self.last_actions.masked_fill_(everyone, 0.0)
-        self.swing.masked_fill_(everyone[:, None], 0.0)
-        self.touched.masked_fill_(everyone, False)
-        # Pushes and commands that are due in other envs use the same draw.
-        self.command.resample(where, command)
+        # The same draw has the commands and pushes that are due in other envs.
+        self.command.resample(where, unit[:, -VelocityCommands.draws :])
         if self.cfg.pushes:
-            self.pushes.push(push)
+            self.pushes.push(push, self.axes.data)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         # A servo moves the joint until the biased encoder reads the target.
@@ -404,7 +402,7 @@ class VelocityTask(Legged[VelocityConfig]):
         privileged = {
             "foot_height": self._foot_height(),
             "air_time": self.air_time,
-            "contact": self.touched.float(),
+            "contact": self.touched,
             "contact_force": torch.copysign(force.abs().log1p(), force).flatten(1),
         }
         seen = {**terms, "joint_pos": terms["joint_pos"] + self.encoder_bias}
@@ -416,6 +414,9 @@ class VelocityTask(Legged[VelocityConfig]):
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         now = self._stride()
         terms = {name: self.exponents.get(name, self.terms[name])(self, now) for name in self.weighted}
+        by_foot = {name: term for name, term in terms.items() if term.shape == self.touches.shape}
+        if by_foot:
+            terms |= zip(by_foot, torch.stack([*by_foot.values()]).sum(dim=2), strict=True)
         for name, term in terms.items():
             if term.shape != (self.num_envs,):
                 raise TaskError(key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*term.shape])
@@ -427,13 +428,15 @@ class VelocityTask(Legged[VelocityConfig]):
         """Compute the control step's quantities; update `errors`, `touches` and `peak`."""
         lin, ang = self.root_lin_vel.data, self.body.root_ang_vel_local
         contact, height = self.feet.data, self._foot_height()
-        # Velocities in the order z x y, z x y: columns 1 to 3 are commanded.
-        error = torch.cat([lin[:, 2:], lin[:, :2], ang[:, 2:], ang[:, :2]], dim=1)
-        error[:, 1:4].sub_(self.command.value)
-        torch.linalg.vector_norm(error[:, 1:3], dim=1, out=self.errors[0])
-        torch.abs(error[:, 3], out=self.errors[1])
-        lin_error, ang_error = error.square().unflatten(1, (2, 3)).sum(dim=2).unbind(dim=1)
-        command = torch.linalg.vector_norm(self.command.value[:, :2], dim=1) + self.command.value[:, 2].abs()
+        # Velocities in the order z x y, z x y, so that columns 1 to 3 are commanded, and the commands after column 5
+        wanted = self.command.value
+        rows = torch.cat([lin[:, 2:], lin[:, :2], ang[:, 2:], ang[:, :2], wanted, self.zeros[:, :2]], dim=1)
+        rows[:, 1:4].sub_(wanted)
+        planar = rows[:, 1:].unflatten(1, (2, 5))  # x, y, yaw rate of errors and of commands
+        torch.linalg.vector_norm(planar[..., :2], dim=2, out=self.speeds[0])
+        torch.abs(planar[..., 2], out=self.speeds[1])
+        lin_error, ang_error = rows[:, :6].square().unflatten(1, (2, 3)).sum(dim=2).unbind(dim=1)
+        command = self.speeds[..., 1].sum(dim=0)
         moves = command > MOVING
         torch.gt(contact[..., 0], 0.0, out=self.touches)
         self.peak.clamp_(min=height.masked_fill(self.touches, 0.0))

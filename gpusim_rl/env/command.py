@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gpusim_rl.env.math import wrap_angle
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.env.task import Task, control_steps
 from gpusim_rl.errors import ConfigError
@@ -224,7 +223,8 @@ class VelocityCommands(Commands):
     def _follow(self) -> None:
         """Apply heading control and zero the standing commands."""
         low, high = self._range[0, :, 2]
-        rate = wrap_angle(self._drawn[:, 3] - self.yaw).mul_(self._gain).clamp_(low, high)
+        turn = torch.remainder(self._drawn[:, 3] - self.yaw + math.pi, 2.0 * math.pi)  # pi + the heading error
+        rate = torch.rsub(turn, -math.pi * self._gain, alpha=-self._gain).clamp_(low, high)
         self.value[:, :2].copy_(self._drawn[:, :2])
         write_result(self.value[:, 2], torch.where, self._kinds[:, 1], rate, self._drawn[:, 2])
         self.value.masked_fill_(self._kinds[:, :1], 0.0)

@@ -73,27 +73,24 @@ class RootPushes(PushTimer):
         super().__init__(torch.zeros(num, device=device))  # s
         self._robot, self._dt = robot, dt
         bounds = [*([-most, most] for most in (*cfg.lin_vel, *cfg.ang_vel)), [*cfg.interval]]
-        self._range = torch.tensor(bounds, device=device).T.contiguous()
+        self.bounds = torch.tensor(bounds, device=device).T.contiguous()  # of velocity changes and the next interval
 
     def advance(self, unit: Float[Tensor, "envs 7"]) -> None:
         """Count a control step, and push the envs that are due; `unit`: uniform numbers in [0, 1)."""
         self.count()
-        self.push(unit)
+        self.push(torch.lerp(*self.bounds, unit))
 
     def count(self) -> None:
         """Count a control step; `push` must follow."""
         self.wait -= self._dt
 
-    def push(self, unit: Float[Tensor, "envs 7"]) -> None:
-        """Push the envs that are due; `unit`: uniform numbers in [0, 1)."""
-        low, high = self._range
-        lin_vel, ang_vel, interval = torch.lerp(low, high, unit).split([3, 3, 1], dim=1)
+    def push(self, drawn: Float[Tensor, "envs 7"], axes: Float[Tensor, "envs 3 3"] | None = None) -> None:
+        """Push the envs that are due; drawn: numbers within `bounds`; axes: of the root in the world, one per row."""
+        lin_vel, ang_vel, interval = drawn.split([3, 3, 1], dim=1)
         robot, due = self._robot, self.restart(interval[:, 0])
-        robot.set_state(
-            due,
-            root_lin_vel=robot.root_lin_vel + lin_vel,
-            root_ang_vel_local=robot.root_ang_vel_local + quat_rotate_inverse(robot.root_quat, ang_vel),
-        )
+        turned = quat_rotate_inverse(robot.root_quat, ang_vel) if axes is None else (axes @ ang_vel[..., None])[..., 0]
+        local = robot.root_ang_vel_local + turned
+        robot.set_state(due, root_lin_vel=robot.root_lin_vel + lin_vel, root_ang_vel_local=local)
 
 
 class Pusher(PushTimer):
