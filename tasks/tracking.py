@@ -300,9 +300,14 @@ class TrackingTask(Legged[TrackingConfig]):
 
         noise, bias = cfg.start_noise, [cfg.encoder_bias] * len(self.pose)
         half_turn = [0.5 * angle for angle in noise.rot]
-        bounds = [*noise.pos, *half_turn, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(self.pose), *bias]
-        bound = torch.tensor(bounds, device=device)
+        bounds = [*noise.pos, *half_turn, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(self.pose)]
+        bound = torch.tensor([*bounds, *bias, *[0.0] * len(self.pose)], device=device)
         self.start_noise = -bound, bound
+        # What `reset` sets, side by side; before its views, so that a checkpoint without it restores them
+        self.begun = torch.zeros(num, 2 * len(self.pose), device=device)
+        del self.encoder_bias, self.last_actions
+        self.encoder_bias, self.last_actions = self.begun.split(len(self.pose), dim=1)
+        self.hit = torch.zeros(num, device=device)  # 1.0 for a self-contact
         self.product, self.difference = (table(f, device) for f in (quat_multiply, quat_difference))
         self.to_axes, self.to_yaw = table(axes, device), table(yaw_back, device)
         # Rotation about z of row vectors, then of quaternions
@@ -327,9 +332,9 @@ class TrackingTask(Legged[TrackingConfig]):
         joints, draws, everyone = len(self.pose), Playhead.draws, where[:, None]
         unit = self.random.uniform(0.0, 1.0, draws + len(self.start_noise[0]))
         noise = torch.lerp(*self.start_noise, unit[:, draws:])
-        self._begin(where, unit[:, :draws], noise[:, :-joints])
-        torch.where(everyone, noise[:, -joints:], self.encoder_bias, out=self.encoder_bias)
-        self.last_actions.masked_fill_(everyone, 0.0)
+        self._begin(where, unit[:, :draws], noise[:, : -2 * joints])
+        torch.where(everyone, noise[:, -2 * joints :], self.begun, out=self.begun)
+        self.lost.masked_fill_(where, False)
 
     def _begin(
         self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"], noise: Float[Tensor, "envs noise"]
@@ -444,7 +449,7 @@ class TrackingTask(Legged[TrackingConfig]):
         costs = {"action_rate": self.action_change(), "joint_limits": self.beyond_limits()}
         if self.self_contact is not None:
             force = torch.linalg.vector_norm(self.self_contact.data[:, 1:], dim=1)
-            costs["self_contact"] = (force > HIT).float()
+            costs["self_contact"] = torch.gt(force, HIT, out=self.hit)
         return costs
 
     def terminated(self) -> Bool[Tensor, " envs"]:

@@ -16,7 +16,7 @@ from gpusim_rl.env.task import Task, control_steps
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count, Fraction, Limits, Natural, Positive, Rule
-from gpusim_rl.sim.masks import write_result, write_where
+from gpusim_rl.sim.masks import write_where
 
 LEAST_FORWARD = 0.3  # minimum speed of a forward command [m/s]
 
@@ -160,18 +160,18 @@ class VelocityCommands(Commands):
         super().__init__(task, ranges, units={"x": "m/s", "y": "m/s", "yaw": "rad/s"})
         num, device, rows = task.num_envs, task.device, []
         self._gain, self._dt, self._stage_error = cfg.heading_gain, task.dt, cfg.stage_error
-        stages = cfg.read_stages()
+        stages, kinds = cfg.read_stages(), [[-share, 1.0 - share] for share in (cfg.standing, cfg.heading, cfg.forward)]
         for stage in (None, *stages):
             ranges |= {name: getattr(stage, name) for name in ranges if getattr(stage, name, None) is not None}
-            rows.append([*ranges.values(), [-math.pi, math.pi], cfg.interval])
+            rows.append([*ranges.values(), [-math.pi, math.pi], cfg.interval, *kinds])
         self._stages = torch.tensor(rows, device=device).transpose(1, 2).contiguous()  # low and high per stage
         self._begins = torch.tensor([stage.steps for stage in stages], dtype=torch.int64, device=device)
         self._steps = torch.zeros(1, dtype=torch.int64, device=device)  # control steps counted towards stages
         self._range = self._stages[:1].clone()  # of the current stage
-        self._shares = torch.tensor([cfg.standing, cfg.heading, cfg.forward], device=device)
         self._forward = torch.tensor([[LEAST_FORWARD, 0.0, 0.0], [math.inf, 0.0, 0.0]], device=device)  # ahead alone
-        self._drawn = torch.zeros(num, 5, device=device)  # x, y, yaw rate, heading [rad, world], time left [s]
-        self._kinds = torch.zeros(num, 3, dtype=torch.bool, device=device)  # standing, heading control, forward
+        self._state = torch.zeros(num, 8, device=device)
+        self._drawn = self._state[:, :5]  # x, y, yaw rate, heading [rad, world], time left [s]
+        self._kinds = self._state[:, 5:]  # below 0: standing, heading control, forward
         self.yaw = torch.zeros(num, device=device)  # yaw of the robots [rad]; the task writes it before each call
 
     @property
@@ -185,9 +185,9 @@ class VelocityCommands(Commands):
 
     def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
         """Set the commands in the masked envs, and draw new ones after the shortest interval."""
-        torch.where(where[:, None], value, self._drawn[:, :3], out=self._drawn[:, :3])
+        write_where(where[:, None], value, self._drawn[:, :3])
         self._drawn[:, 4] = torch.where(where, self._range[0, 0, 4], self._drawn[:, 4])
-        self._kinds.masked_fill_(where[:, None], False)
+        self._kinds.masked_fill_(where[:, None], 1.0)
         self._follow()
 
     def resample(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None = None) -> None:
@@ -212,22 +212,19 @@ class VelocityCommands(Commands):
 
     def _draw(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None) -> None:
         unit = self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit
-        low, high = self._range[0]
-        new, kinds = torch.lerp(low, high, unit[:, :5]), unit[:, 5:] < self._shares
-        velocity = new[:, :3]
-        write_where(kinds[:, 2:], velocity.abs().clamp_(*self._forward), velocity)
-        torch.where(where[:, None], new, self._drawn, out=self._drawn)
-        torch.where(where[:, None], kinds, self._kinds, out=self._kinds)
+        torch.where(where[:, None], torch.lerp(*self._range[0], unit), self._state, out=self._state)
         self._follow()
 
     def _follow(self) -> None:
-        """Apply heading control and zero the standing commands."""
+        """Apply heading control, turn forward commands ahead, and zero the standing commands."""
         low, high = self._range[0, :, 2]
         turn = torch.remainder(self._drawn[:, 3] - self.yaw + math.pi, 2.0 * math.pi)  # pi + the heading error
         rate = torch.rsub(turn, -math.pi * self._gain, alpha=-self._gain).clamp_(low, high)
-        self.value[:, :2].copy_(self._drawn[:, :2])
-        write_result(self.value[:, 2], torch.where, self._kinds[:, 1], rate, self._drawn[:, 2])
-        self.value.masked_fill_(self._kinds[:, :1], 0.0)
+        velocity = self._drawn[:, :3]
+        standing, heading, forward = (self._kinds < 0.0).split(1, dim=1)
+        torch.where(forward, velocity.abs().clamp_(*self._forward), velocity, out=self.value)
+        write_where(heading[:, 0], rate, self.value[:, 2])
+        self.value.masked_fill_(standing, 0.0)
 
 
 class Levels(Stateful):
