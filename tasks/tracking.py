@@ -109,7 +109,7 @@ class TrackingConfig(TaskConfig):
         return {field.name: getattr(chosen, field.name) for field in dataclasses.fields(chosen)}
 
 
-class Bodies(NamedTuple):
+class BodyStates(NamedTuple):
     """Poses and velocities of the compared bodies, shape [num_envs, bodies, 3, 4 or 6]."""
 
     pos: Tensor  # m
@@ -159,18 +159,6 @@ def waves(rows: str, device: torch.device) -> tuple[Tensor, Tensor]:
     kinds |= {"0": (0.0, 0.0), "1": (0.5, 0.0)}
     phase, factor = torch.tensor([kinds[letter] for letter in rows], device=device).unbind(dim=1)
     return math.pi * phase, factor
-
-
-@dataclass
-class Seen:
-    """Frame and poses of `rewards`, for `terminated`. A plain object, so that it is no part of a checkpoint."""
-
-    last: tuple[Frame, Bodies] | None = None
-
-    def pop(self) -> tuple[Frame, Tensor, Tensor] | None:
-        """Return frame, positions and orientations once, or None."""
-        last, self.last = self.last, None
-        return None if last is None else (last[0], last[1].pos, last[1].quat)
 
 
 class TrackingTask(Legged[TrackingConfig]):
@@ -312,7 +300,6 @@ class TrackingTask(Legged[TrackingConfig]):
         self.to_axes, self.to_yaw = table(axes, device), table(yaw_back, device)
         # Rotation about z of row vectors, then of quaternions
         self.turn_waves = waves("CS0NC0001c00s0cs00nc0n00c", device)
-        self.seen = Seen()
         self.errors = torch.zeros(3, num, device=device)  # errors of bodies [m], anchor [m] and joints [rad]
         self.lost = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose robot is too far from its clip
 
@@ -329,20 +316,14 @@ class TrackingTask(Legged[TrackingConfig]):
         return {"anchor_ori": 2.0, "body_pos": mean, "body_ori": 2.0 * mean, "body_lin_vel": mean, "body_ang_vel": mean}
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        joints, draws, everyone = len(self.pose), Playhead.draws, where[:, None]
-        unit = self.random.uniform(0.0, 1.0, draws + len(self.start_noise[0]))
-        noise = torch.lerp(*self.start_noise, unit[:, draws:])
-        self._begin(where, unit[:, :draws], noise[:, : -2 * joints])
-        torch.where(everyone, noise[:, -2 * joints :], self.begun, out=self.begun)
+        root, joints, everyone = self.root_index, len(self.pose), where[:, None]
+        unit = self.random.uniform(0.0, 1.0, Playhead.draws + len(self.start_noise[0]))
+        noise = torch.lerp(*self.start_noise, unit[:, Playhead.draws :])
+        pos, half_turn, lin_vel, ang_vel, joint_pos, own = noise.split([3, 3, 3, 3, joints, 2 * joints], dim=1)
+        torch.where(everyone, own, self.begun, out=self.begun)
         self.lost.masked_fill_(where, False)
-
-    def _begin(
-        self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"], noise: Float[Tensor, "envs noise"]
-    ) -> None:
-        """Reset masked envs, and those whose clip has ended, to frames of the clips, with noise."""
-        root, where = self.root_index, where | self.playhead.over
-        frame = self.motions.frame(self.playhead.begin(where, unit))
-        pos, half_turn, lin_vel, ang_vel, joint_pos = noise.split([3, 3, 3, 3, len(self.pose)], dim=1)
+        where = where | self.playhead.over  # a clip that has ended begins anew
+        frame = self.motions.frame(self.playhead.begin(where, unit[:, : Playhead.draws]))
         half = torch.linalg.vector_norm(half_turn, dim=1, keepdim=True)
         turn = torch.cat([half.cos(), torch.sinc(half / math.pi) * half_turn], dim=1)
         self.body.set_state(
@@ -392,14 +373,14 @@ class TrackingTask(Legged[TrackingConfig]):
         }
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        frame, now = self.seen.last = self._frame(), Bodies(*self.followed.state())
+        frame, now = self._frame(), BodyStates(*self.followed.state())
         errors = self._beyondmimic if self.cfg.reward == "beyondmimic" else self._deepmimic
         terms = {**errors(frame, now, self._errors(frame, now)), **self._costs()}
         values = torch.stack([terms[name] for name in self.terms])
         values[: len(self.sharpness)].square_().mul_(self.sharpness).exp_()
         return dict(zip(self.terms, values * self.weights, strict=True))
 
-    def _errors(self, frame: Frame, now: Bodies) -> Errors:
+    def _errors(self, frame: Frame, now: BodyStates) -> Errors:
         """Compare the bodies with the clip's, at the x and y of the robot's anchor and turned to its yaw."""
         anchor = self.anchor_index
         at, at_clip = now.pos[:, anchor], frame.body_pos[:, anchor]
@@ -418,7 +399,7 @@ class TrackingTask(Legged[TrackingConfig]):
         torch.mean(joints.abs(), dim=1, out=self.errors[2])
         return Errors(self.errors[1], away, half_turn, joints)
 
-    def _beyondmimic(self, frame: Frame, now: Bodies, errors: Errors) -> dict[str, Float[Tensor, " envs"]]:
+    def _beyondmimic(self, frame: Frame, now: BodyStates, errors: Errors) -> dict[str, Float[Tensor, " envs"]]:
         """Return the error / scale of each term of `BeyondMimicConfig`, see `_scales`."""
         off = (frame.body_vel - now.vel).unflatten(2, (2, 3))
         ang_vel, lin_vel = torch.linalg.vector_norm(off, dim=(1, 3)).unbind(dim=1)
@@ -431,7 +412,7 @@ class TrackingTask(Legged[TrackingConfig]):
             "body_ang_vel": ang_vel,
         }
 
-    def _deepmimic(self, frame: Frame, now: Bodies, errors: Errors) -> dict[str, Float[Tensor, " envs"]]:
+    def _deepmimic(self, frame: Frame, now: BodyStates, errors: Errors) -> dict[str, Float[Tensor, " envs"]]:
         """Return the error of each term of `DeepMimicConfig`."""
         body, root, norm, spin = self.body, self.root_index, torch.linalg.vector_norm, math.sqrt(SPIN)
         turn = quat_angle(frame.body_quat[:, root], now.quat[:, root])
@@ -453,11 +434,10 @@ class TrackingTask(Legged[TrackingConfig]):
         return costs
 
     def terminated(self) -> Bool[Tensor, " envs"]:
-        anchor = self.anchor_index
-        frame, pos, quat = self.seen.pop() or (self._frame(), self.followed.pos, self.followed.quat)
-        above = frame.body_pos[..., 2] - pos[..., 2]
+        anchor, frame = self.anchor_index, self._frame()
+        above = frame.body_pos[..., 2] - self.followed.pos[..., 2]
         # Squared x and y of the quaternions: the up axis of a frame has z = 1 - 2 (x2 + y2).
-        up, up_clip = quat[:, anchor, 1:3], frame.body_quat[:, anchor, 1:3]
+        up, up_clip = self.followed.quat[:, anchor, 1:3], frame.body_quat[:, anchor, 1:3]
         tilt = torch.addcmul(up.square(), up_clip, up_clip, value=-1.0).sum(dim=1, keepdim=True)
         return torch.any(torch.cat([above, tilt], dim=1).abs_() > self.limits, dim=1, out=self.lost)
 
