@@ -108,7 +108,8 @@ class VelocityTask(Legged[VelocityConfig]):
     Commands, observations, rewards, pushes and curriculum match mjlab 1.6's velocity tasks. Differences: contacts are
     read once per control step, not per physics step, and a hit in the last physics step counts for the whole control
     step; contact forces are on the feet, not on the ground; encoder biases are drawn per episode; the slope of rough
-    ground is a least-squares fit; `heights` are noisy only with noise in `task.observations` (mjlab: +-0.02).
+    ground is a least-squares fit; `heights` are noisy only with noise in `task.observations` (mjlab: +-0.02);
+    `reset` draws commands and pushes, so that `final_obs` has the command of the step.
 
     Reward terms, multiplied by weight and control step; terms of weight 0 are not computed. To add a term, a subclass
     sets `terms = {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. Terms of each
@@ -362,7 +363,8 @@ class VelocityTask(Legged[VelocityConfig]):
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         everyone, pos, yaw = where[:, None], self.begun[:, :3], self.begun[:, 3:4]
         unit = self.random.uniform(0.0, 1.0, self.bounds.shape[1] + VelocityCommands.draws)
-        drawn = torch.lerp(*self.bounds, unit[:, : -VelocityCommands.draws])
+        low, high = self.bounds
+        drawn = torch.lerp(low, high, unit[:, : -VelocityCommands.draws])
         push, start = drawn.tensor_split([RootPushes.draws], dim=1)
         torch.where(everyone, start, self.begun, out=self.begun)
         if self.ground is not None:
@@ -502,7 +504,8 @@ class VelocityTask(Legged[VelocityConfig]):
         ahead = self.axes[0].data
         write_result(self.command.yaw, torch.atan2, ahead[:, 1], ahead[:, 0])
         self.command.count(self.errors[0])
-        self.pushes.count()
+        if cfg.pushes:
+            self.pushes.count()
 
     def stats(self) -> dict[str, Float[Tensor, " envs"]]:
         stats = {

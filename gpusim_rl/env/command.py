@@ -212,7 +212,8 @@ class VelocityCommands(Commands):
 
     def _draw(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None) -> None:
         unit = self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit
-        torch.where(where[:, None], torch.lerp(*self._range[0], unit), self._state, out=self._state)
+        low, high = self._range[0]
+        torch.where(where[:, None], torch.lerp(low, high, unit), self._state, out=self._state)
         self._follow()
 
     def _follow(self) -> None:

@@ -109,7 +109,8 @@ class Motions:
         joints, bodies = self._joints, self._bodies
         joint_rows, body_rows = self._frames.index_select(0, index).split([2 * joints, 13 * bodies], dim=1)
         pos, quat, vel = body_rows.unflatten(1, (bodies, 13)).split([3, 4, 6], dim=2)
-        return Frame(*joint_rows.split(joints, dim=1), pos, quat, vel[..., 3:], vel[..., :3], vel)
+        joint_pos, joint_vel = joint_rows.split(joints, dim=1)
+        return Frame(joint_pos, joint_vel, pos, quat, vel[..., 3:], vel[..., :3], vel)
 
 
 def _rows(name: str, clip: Clip, rate: float) -> Array:

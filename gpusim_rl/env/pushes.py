@@ -77,8 +77,9 @@ class RootPushes(PushTimer):
 
     def advance(self, unit: Float[Tensor, "envs 7"]) -> None:
         """Count a control step, and push the envs that are due; `unit`: uniform numbers in [0, 1)."""
+        low, high = self.bounds
         self.count()
-        self.push(torch.lerp(*self.bounds, unit))
+        self.push(torch.lerp(low, high, unit))
 
     def count(self) -> None:
         """Count a control step; `push` must follow."""

@@ -88,6 +88,8 @@ def test_written_state_is_read_back(shared):
     assert (ant.root_ang_vel[[0, 2]] == 0).all()
     assert sim.qpos.shape == (3, 15)
     torch.testing.assert_close(ant.bodies(["torso"]).pos[1, 0], torch.full((3,), 2.0))
+    ant.set_state(where, root_quat=quat, root_ang_vel_local=spin)
+    assert torch.equal(ant.root_ang_vel_local[1], spin[1]) and (ant.root_ang_vel[[0, 2]] == 0).all()
 
 
 def test_angular_velocity_is_limited(backend):

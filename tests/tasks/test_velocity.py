@@ -73,7 +73,7 @@ def test_tracking_errors_are_rewarded_by_formula():
 
 def test_standing_commands_are_zero_and_others_within_stage_ranges():
     env = make_env(num_envs=2048, command={"standing": 0.25, "heading": 0.0, "forward": 0.5})
-    value = env.task.command.value
+    value = env.task.command.value.clone()
     still = (value == 0.0).all(dim=1)
     ahead = (value[:, 0] >= 0.3) & (value[:, 1:] == 0.0).all(dim=1)
     assert still.float().mean() == pytest.approx(0.25, abs=0.04)
@@ -81,7 +81,8 @@ def test_standing_commands_are_zero_and_others_within_stage_ranges():
     assert (value.abs() <= torch.tensor([1.0, 1.0, 0.5])).all()
     env.task.command._steps.fill_(240_000)
     env.task.command._drawn[:, 4] = 0.0  # no time left
-    env.step(torch.zeros(2048, 12))
+    step = env.step(torch.zeros(2048, 12))
+    assert torch.equal(step.final_obs["critic"][:, 45:48], value)  # new commands are for the next step
     value = env.task.command.value
     assert value[:, 0].max() > 2.5 and value[:, 0].min() < -1.5 and value[:, 1].abs().max() <= 1.0
     assert 0.6 < value[:, 2].abs().max() <= 0.7
