@@ -62,7 +62,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
         self.near_limit = 0.98 * self.joint_range  # rad from the middle
         self.limit_weight = self.effort_ratio / (self.joint_range - self.near_limit)  # 1/rad
         hips = [self.robot.joint_names.index(f"{side}_hip_x") for side in ("right", "left")]
-        self.start_high[hips] = 0.0  # further inwards, the legs would penetrate each other
+        self.start_high[0, hips] = 0.0  # further inwards, the legs would penetrate each other
         self.scales = {
             "ang_vel": cfg.ang_vel_scale,
             "joint_vel": cfg.joint_vel_scale,
@@ -71,7 +71,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
         }
 
     def _energy(self) -> Float[Tensor, " envs"]:
-        return (self.actions * self.robot.joint_vel * self.effort_ratio).abs().sum(dim=1)
+        return torch.linalg.vector_norm(self.actions * self.robot.joint_vel * self.effort_ratio, ord=1, dim=1)
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
         # 0 up to 98 % of the way to a limit, then linear to 1 at the limit

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.env import Task, TaskConfig, Terms
-from gpusim_rl.env.math import quat_rotate
+from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.files.paths import assets_dir
 from gpusim_rl.sim import Scene, Sim
 
@@ -82,31 +82,38 @@ class Locomotion(Task[Cfg]):
         self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # half the range, rad
         # A reference pose can be outside the joint limits, as for Ant's ankles: start at the nearest limit.
         self.start_joint_pos = self.robot.default_joint_pos.clamp(self.joint_low, self.joint_high)
-        self.start_high = self.joint_high.clone()  # rad; upper limit of initial positions
-        self.potential = torch.zeros(self.num_envs, device=self.device)  # -distance to the target / dt [m/s]
-        self.target = torch.tensor([TARGET_DISTANCE, 0.0], device=self.device)
-        self.axes = torch.eye(3, device=self.device)[None]
-        self.senses = torch.tensor([1.0, 1.0, 1.0, -1.0], device=self.device)[:, None]  # -1: inverse rotation
+        # Initial joint positions [rad] and velocities [rad/s]: middle, largest deviation, limits
+        still = torch.zeros_like(self.start_joint_pos)
+        self.start = torch.stack([self.start_joint_pos, still])
+        self.start_spread = torch.tensor([[0.2], [0.1]], device=self.device)
+        self.start_low = torch.stack([self.joint_low, still - torch.inf])
+        self.start_high = torch.stack([self.joint_high, still + torch.inf])
+        self.target = torch.tensor([TARGET_DISTANCE, 0.0, 0.0], device=self.device)
+        self.minus_horizontal = torch.tensor([-1.0, -1.0, 0.0], device=self.device)
+        _, self.start_distance = self._to_target(self.robot.default_root_pos)
+        self.distance = torch.zeros(self.num_envs, device=self.device)  # to the target [m]
+        self.axes = torch.eye(3, device=self.device).expand(self.num_envs, 3, 3)
         self.alive = torch.ones(self.num_envs, device=self.device)
         weights = {
-            "progress": 1.0,
+            "progress": 1.0 / self.dt,  # of m per control step
             "alive": cfg.alive_reward,
             "up": cfg.up_weight,
-            "heading": cfg.heading_weight,
+            "heading": cfg.heading_weight / 0.8,
             "action_cost": -cfg.action_cost,
             "energy_cost": -cfg.energy_cost * cfg.joint_vel_scale,
             "joint_limit_cost": -cfg.joint_limit_cost,
+            "death": 0.0,
         }
-        self.terms, self.weights = tuple(weights), torch.tensor(list(weights.values()), device=self.device)[:, None]
+        self.weights = torch.tensor(list(weights.values()), device=self.device)[:, None]
+        self.after_fall = torch.zeros_like(self.weights)
+        self.after_fall[-1] = cfg.death_cost
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
         num_joints = len(self.robot.joint_names)
         noise = self.random.uniform(-1.0, 1.0, 2, num_joints)
-        joint_pos = torch.add(self.start_joint_pos, noise[:, 0], alpha=0.2)
-        joint_pos = joint_pos.clamp(self.joint_low, self.start_high)
-        self.robot.set_state(where, joint_pos=joint_pos, joint_vel=0.1 * noise[:, 1])
-        _, distance = self._to_target()
-        torch.where(where, -1.0 / self.dt * distance, self.potential, out=self.potential)
+        start = torch.addcmul(self.start, noise, self.start_spread).clamp(self.start_low, self.start_high)
+        self.robot.set_state(where, joint_pos=start[:, 0], joint_vel=start[:, 1])
+        torch.where(where, self.start_distance, self.distance, out=self.distance)
 
     def apply_action(self, action: Float[Tensor, "envs actions"]) -> None:
         self.robot.actuate(action)
@@ -124,31 +131,30 @@ class Locomotion(Task[Cfg]):
         return {"policy": terms}
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
-        to_target, distance = self._to_target()
-        forward, _, up = quat_rotate(self.robot.root_quat[:, None], self.axes).unbind(dim=1)
-        potential = -1.0 / self.dt * distance
-        progress = potential - self.potential
-        self.potential.copy_(potential)
-        heading = _dot(forward, to_target) / distance
+        to_target, distance = self._to_target(self.robot.root_pos)
+        up, heading = self._in_torso_frame(self.axes[:, 2:], to_target[:, None]).unbind(dim=1)
+        progress = self.distance - distance
+        self.distance.copy_(distance)
         terms = {
             "progress": progress,
             "alive": self.alive,
             "up": (up[:, 2] > 0.93).float(),
-            "heading": (heading / 0.8).clamp(max=1.0),
+            "heading": heading[:, 0].clamp(max=0.8),
             "action_cost": self.actions.square().sum(dim=1),
             "energy_cost": self._energy(),
             "joint_limit_cost": self._at_limit(),
+            "death": self.alive,
         }
-        fell = self.terminated()
-        values = torch.stack([terms[name] for name in self.terms]).mul_(self.weights).masked_fill_(fell, 0.0)
-        return {**dict(zip(self.terms, values.unbind(), strict=True)), "death": self.cfg.death_cost * fell}
+        values = torch.stack(list(terms.values())).mul_(self.weights)
+        values = torch.where(self.terminated(), self.after_fall, values)
+        return dict(zip(terms, values.unbind(), strict=True))
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self.robot.root_pos[:, 2] < self.cfg.termination_height
 
     def _energy(self) -> Float[Tensor, " envs"]:
         """Return |action x joint velocity|, summed over the joints."""
-        return (self.actions * self.robot.joint_vel).abs().sum(dim=1)
+        return torch.linalg.vector_norm(self.actions * self.robot.joint_vel, ord=1, dim=1)
 
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
@@ -157,34 +163,28 @@ class Locomotion(Task[Cfg]):
     def _torso(self) -> Terms:
         """Return the torso's observation terms, 12 numbers: height, velocities, angles, directions."""
         robot = self.robot
-        to_target, distance = self._to_target()
-        # one rotation: torso axes to the world frame, torso velocity to the torso frame
-        vectors = torch.cat([self.axes.expand(self.num_envs, 3, 3), robot.root_lin_vel[:, None]], dim=1)
-        forward, left, up, lin_vel = quat_rotate(robot.root_quat[:, None], vectors, self.senses).unbind(dim=1)
-        # extrinsic angles about x and z, from the elements of the rotation matrix
-        roll, yaw = torch.atan2(left[:, 2], up[:, 2]), torch.atan2(forward[:, 1], forward[:, 0])
-        ahead = _dot(forward, to_target)
-        angle_to_target = torch.atan2(_cross(forward, to_target), ahead)
-        angles = torch.stack([yaw, roll, angle_to_target, up[:, 2], ahead / distance], dim=1)
+        to_target, _ = self._to_target(robot.root_pos)
+        to_the_right = torch.linalg.cross(to_target, self.axes[:, 2])  # of the target
+        vectors = self.axes, to_target[:, None], to_the_right[:, None], robot.root_lin_vel[:, None]
+        # Rows 0 to 2 are the rotation matrix; column 0 has the components along the torso's forward axis.
+        seen = self._in_torso_frame(*vectors)
+        # extrinsic angle about z, and angle to the target; then extrinsic angle about x
+        yaw, angle_to_target = torch.atan2(seen[:, 1::3, 0], seen[:, 0::3, 0]).unbind(dim=1)
+        roll = torch.atan2(seen[:, 2, 1], seen[:, 2, 2])
+        angles = torch.stack([yaw, roll, angle_to_target, seen[:, 2, 2], seen[:, 3, 0]], dim=1)
         return {
             "height": robot.root_pos[:, 2:],
-            "lin_vel": lin_vel,
+            "lin_vel": seen[:, 5],
             "ang_vel": robot.root_ang_vel_local,
             "angles": angles[:, :3],
             "directions": angles[:, 3:],
         }
 
-    def _to_target(self) -> tuple[Float[Tensor, "envs 2"], Float[Tensor, " envs"]]:
-        """Return the horizontal vector to the target and its length [m]."""
-        way = self.target - self.robot.root_pos[:, :2]
-        return way, torch.linalg.vector_norm(way, dim=1)
+    def _to_target(self, pos: Float[Tensor, "*envs 3"]) -> tuple[Float[Tensor, "*envs 3"], Float[Tensor, "*envs"]]:
+        """Return the horizontal unit vector to the target and the distance [m]."""
+        way = torch.addcmul(self.target, pos, self.minus_horizontal)
+        distance = torch.linalg.vector_norm(way, dim=-1)
+        return way / distance[..., None], distance
 
-
-def _dot(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Return a_x b_x + a_y b_y."""
-    return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
-
-
-def _cross(a: Float[Tensor, "envs _"], b: Float[Tensor, "envs _"]) -> Float[Tensor, " envs"]:
-    """Return a_x b_y - a_y b_x."""
-    return torch.addcmul(a[:, 0] * b[:, 1], a[:, 1], b[:, 0], value=-1.0)
+    def _in_torso_frame(self, *vectors: Float[Tensor, "envs _ 3"]) -> Float[Tensor, "envs vectors 3"]:
+        return quat_rotate_inverse(self.robot.root_quat[:, None], torch.cat(vectors, dim=1))

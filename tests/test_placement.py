@@ -430,7 +430,7 @@ PLACES: dict[str, Callable[[Any], tuple[object, str]]] = {
     "reset": lambda it: (it.env.task, "reset"),
     "randomize": lambda it: (it.env.randomizer, "begin_episodes"),
     "nan guard": lambda it: (it.env.nan_guard, "after_step"),
-    "env": lambda it: (vec_env, "not_finite"),
+    "env": lambda it: (vec_env, "is_image"),
     "record": lambda it: (it.algorithm.rollout, "write"),
     "metrics": lambda it: (it.collector.metrics, "record_step"),
     "rollout": lambda it: (it.collector.metrics.episodes, "record"),

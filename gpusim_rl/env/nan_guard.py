@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gpusim_rl.env.math import quat_rotate
 from gpusim_rl.sim import Articulation, Sim
+from gpusim_rl.sim.interface import not_finite
 
 EnvState = dict[str, dict[str, Tensor]]
 """State of one env: by articulation, the arguments of `Articulation.set_state`, without the env dimension."""
@@ -29,23 +30,30 @@ class NanGuard:
     def __init__(self, sim: Sim, num_actions: int) -> None:
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
         self._fields = [(name, key) for name, a in self._articulations.items() for key in state_keys(a)]
-        width = sum(value.shape[1] for value in self._state())
-        # State, then action, of all envs: in the newest step, or in the step of the first divergence.
-        self._before = torch.zeros(sim.num_envs, width + num_actions, device=sim.device)
+        self._sim, self._widths = sim, [*(value.shape[1] for value in self._state()), num_actions, num_actions]
+        # State, applied action and given action of all envs: in the newest step, or in that of the first divergence.
+        self._before = torch.zeros(sim.num_envs, sum(self._widths), device=sim.device)
         self._progress = torch.zeros(sim.num_envs, dtype=torch.int64, device=sim.device)
         self._bad_input, self._diverged, self._diverged_ever = (
             torch.zeros(sim.num_envs, dtype=torch.bool, device=sim.device) for _ in range(3)
         )
         self._found = torch.zeros((), dtype=torch.bool, device=sim.device)
 
-    def before_step(self, action: Shaped[Tensor, "envs actions"]) -> None:
-        """Store the states and actions of all envs before the physics, until an env diverges."""
-        self._keep(torch.cat([*self._state(), action], dim=1), self._before)
+    def before_step(
+        self, action: Shaped[Tensor, "envs actions"], applied: Shaped[Tensor, "envs actions"]
+    ) -> Bool[Tensor, " envs"]:
+        """Store states and actions before the physics, until an env diverges.
+
+        `applied` is the action after limits and noise. Return the envs with a non-finite action, control or force.
+        """
+        numbers = torch.cat([*self._state(), applied, action, *(x.flatten(1) for x in self._sim.inputs)], dim=1)
+        self._keep(numbers[:, : self._before.shape[1]], self._before)
+        return not_finite([numbers[:, self._before.shape[1] - action.shape[1] :]])
 
     def after_step(
         self, diverged: Bool[Tensor, " envs"], progress: Int[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]
     ) -> None:
-        """Record the outcome of a step; `bad_input`: envs with a non-finite control or force."""
+        """Record the outcome of a step; `bad_input`: envs with a non-finite action, control or force."""
         self._keep(diverged, self._diverged)
         self._keep(progress, self._progress)
         self._keep(bad_input, self._bad_input)
@@ -71,8 +79,8 @@ class NanGuard:
         if not self._found:
             return None
         env_id = int(self._diverged.int().argmax())
-        widths = [value.shape[1] for value in self._state()]
-        *row, action = self._before[env_id].cpu().split([*widths, self._before.shape[1] - sum(widths)])
+        *row, action, given = self._before[env_id].cpu().split(self._widths)
+        bad_action = not given.isfinite().all()
         state: EnvState = {name: {} for name in self._articulations}
         for (name, key), value in zip(self._fields, row, strict=True):
             state[name][key] = value.clone()
@@ -83,10 +91,10 @@ class NanGuard:
         return {
             "env": env_id,
             "episode_step": int(self._progress[env_id]),
-            "cause": cause if action.isfinite().all() else "action",
+            "cause": "action" if bad_action else cause,
             "diverged_envs": int(self._diverged_ever.sum()),
             "state": state,
-            "action": action.clone(),
+            "action": (given if bad_action else action).clone(),
         }
 
     def _state(self) -> list[Tensor]:

@@ -83,7 +83,10 @@ class EnvRandom:
         bits = _shift_right(self._bits(math.prod(shape)), 40).view(self.num_envs, *shape)
         if isinstance(low, Tensor) or isinstance(high, Tensor):
             return (bits * 2.0**-24).mul(high - low).add_(low)
-        unit = bits * (2.0**-24 * (high - low))  # scaling by a power of two does not round
+        scale = 2.0**-24 * (high - low)
+        if low != 0.0 and math.frexp(high - low)[0] == 0.5:  # the product is exact, so one kernel has the same bits
+            return torch.rsub(bits, low, alpha=-scale)
+        unit = bits * scale
         return unit.add_(low) if low != 0.0 else unit
 
     def normal(self, mean: float | Tensor = 0.0, std: float | Tensor = 1.0, *shape: int) -> Float[Tensor, "envs ..."]:

@@ -22,7 +22,6 @@ from gpusim_rl.machine.compiled import Compiled
 from gpusim_rl.machine.torch_threads import limit_torch_threads
 from gpusim_rl.settings.schema import SimConfig
 from gpusim_rl.sim import Sim, SimChoice, make_sim
-from gpusim_rl.sim.interface import not_finite
 from gpusim_rl.spaces import MultiDiscrete
 
 COMPILED = {
@@ -170,13 +169,13 @@ class VecEnv(Environment):
         checks = self._checks
         if self._check_values:
             checks.finite(f"{self.name}.step()", "the action", action)
-        bad_action, bad_input = self._before_physics(action)
-        if self._check_values and bool(bad_input.any()):
-            problem = f"a control or a force is not finite (env {int(bad_input.int().argmax())})"
+        bad_action = self._before_physics(action)
+        if self._check_values and bool(bad_action.any()):
+            problem = f"a control or a force is not finite (env {int(bad_action.int().argmax())})"
             raise TaskError(problem, key=f"{self.name}.apply_action()")
         self.sim.step(self.cfg.decimation)
         self._stepped = True
-        step = self._after_physics(bad_action, bad_input)
+        step = self._after_physics(bad_action)
         if self._check_values:
             checks.finite_terms(step.terms)
             checks.finite_observation(step.final_obs)
@@ -194,22 +193,17 @@ class VecEnv(Environment):
         else:
             torch.minimum(action.clamp(min=0), self._last_option, out=self.task.actions)
 
-    def _before_physics(
-        self, action: Shaped[Tensor, "envs actions"]
-    ) -> tuple[Bool[Tensor, " envs"], Bool[Tensor, " envs"]]:
-        """Apply the actions; return the masks of envs with a bad action and of envs with a bad control or force."""
+    def _before_physics(self, action: Shaped[Tensor, "envs actions"]) -> Bool[Tensor, " envs"]:
+        """Apply the actions; return the mask of envs with a bad action, control or force."""
         task, randomizer = self.task, self.randomizer
-        bad_action = not_finite([action]) if self._last_option is None else action.isnan().any(dim=1)
         self.put_action(action)
         applied = task.actions if randomizer is None else randomizer.act(task.actions)
         task.apply_action(applied)
-        bad_input = self.sim.bad_inputs
         if randomizer is not None:
             randomizer.before_physics()
-        self.nan_guard.before_step(torch.where(bad_action[:, None], action, applied))
-        return bad_action, bad_input
+        return self.nan_guard.before_step(action, applied)
 
-    def _after_physics(self, bad_action: Bool[Tensor, " envs"], bad_input: Bool[Tensor, " envs"]) -> Step:
+    def _after_physics(self, bad_action: Bool[Tensor, " envs"]) -> Step:
         """Return the step's results before the resets: `obs` is still `final_obs`."""
         task = self.task
         if self.randomizer is not None:
@@ -221,16 +215,15 @@ class VecEnv(Environment):
         terminated = task.terminated()
         self._checks.mask("terminated", terminated)
         # A diverged env is masked out and reset. A bad action counts as divergence: simulators differ in its effect.
-        bad_action = bad_action | bad_input
         diverged = self.sim.diverged | bad_action
-        self.nan_guard.after_step(diverged, self.progress, bad_input)
+        self.nan_guard.after_step(diverged, self.progress, bad_action)
         values = torch.stack(list(terms.values())).masked_fill_(diverged, 0.0)
         terms = dict(zip(terms, values.unbind(), strict=True))
         terminated = terminated > diverged  # terminated & ~diverged in one kernel
         ended = terminated | diverged
         truncated = (self.progress >= self.max_episode_length).masked_fill_(ended, False)
         done = ended | truncated
-        incomplete = (self.staggered & truncated) | diverged
+        incomplete = torch.where(truncated, self.staggered, diverged)  # no env is truncated and diverged
         task.advance(done)
         if self._groups.sensors is not None:
             self._groups.sensors.advance()

@@ -80,9 +80,14 @@ class Sim(MujocoTensors, ABC):
         return torch.cat([self.qpos, self.mocap_pos.flatten(1), self.mocap_quat.flatten(1)], dim=1)
 
     @property
+    def inputs(self) -> list[Tensor]:
+        """Controls, applied forces and mocap poses that the task writes, [envs, ...] each."""
+        return [getattr(self, field) for field in sorted(self._used)]
+
+    @property
     def bad_inputs(self) -> Bool[Tensor, " envs"]:
         """Worlds with a NaN or infinite control, applied force or mocap pose, which simulators handle differently."""
-        return not_finite(getattr(self, field) for field in self._used)
+        return not_finite(self.inputs)
 
     @property
     @abstractmethod

@@ -163,7 +163,7 @@ def test_warm_up_step_before_compilation_leaves_no_trace(task: str, monkeypatch:
     before = {name: value for name, value in vars(env.task).items() if isinstance(value, int)}
     guard, before_step = env.nan_guard, env.nan_guard.before_step
     with monkeypatch.context() as patch:  # the first step's physics diverges in one env
-        patch.setattr(guard, "before_step", lambda action: (before_step(action), guard._diverged_ever[1:2].fill_(True)))
+        patch.setattr(guard, "before_step", lambda *a: (before_step(*a), guard._diverged_ever[1:2].fill_(True))[0])
         patch.setattr(vec_env, "Compiled", lambda function, *_: function)
         env.compile()
     assert {name: vars(env.task)[name] for name in before} == before

@@ -78,11 +78,11 @@ def test_nan_guard_neither_synchronises_nor_allocates():
     diverged = torch.arange(5) == 2
     none = torch.zeros(5, dtype=torch.bool)
     action = torch.rand(5, 8)
-    guard.before_step(action)
+    guard.before_step(action, action)
     kept = [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]
     with SyncCounter() as syncs:
         for failed in (none, diverged, ~diverged):
-            guard.before_step(action)
+            guard.before_step(action, action)
             guard.after_step(failed, env.progress, none)
     assert syncs.total == 0, syncs.locations
     assert kept == [value.data_ptr() for value in vars(guard).values() if isinstance(value, torch.Tensor)]

@@ -134,7 +134,7 @@ def test_pictures_and_dumps_include_mocap_poses(backend):
     put_pose(model, data, sim.poses[1].numpy())
     np.testing.assert_allclose(data.body("pusher/hand").xpos, PLACES[1], atol=1e-6)
     np.testing.assert_allclose(data.body("pusher/hand").xquat, TURNS[1], atol=1e-6)
-    guard.before_step(torch.zeros(3, 1))
+    guard.before_step(torch.zeros(3, 1), torch.zeros(3, 1))
     guard.after_step(everywhere(sim) & only(sim, 1), torch.ones(3, dtype=torch.int64), only(sim))
     dump = guard.read()
     assert dump is not None
