@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from gpusim_rl.sim.fused import fits, hash_numbers
+
 
 def _signed(value: int) -> int:
     """Return the int64 with the bits of an unsigned 64-bit number; torch has no uint64 arithmetic."""
@@ -66,11 +68,15 @@ class EnvRandom:
         stream = _mix_all(torch.full_like(env_ids, _signed(seed % (1 << 64))).mul_(_GOLDEN))
         self._state.copy_(_mix_all(env_ids.add_(stream)))
 
-    def _bits(self, count: int) -> Int[Tensor, "envs count"]:
-        """Return int64 numbers whose 31 highest bits are random."""
-        if count > len(self._steps):
-            self._steps = self._multiples(count)
-        bits = _mix(self._state[:, None] + self._steps[:count])
+    def _bits(self, count: int, number: int) -> Int[Tensor, "envs count"]:
+        """Return non-negative int64 numbers of `number` random bits, at most 31."""
+        shift = 64 - number
+        if fits(self._state):
+            bits = hash_numbers(self._state, count, shift)
+        else:
+            if count > len(self._steps):
+                self._steps = self._multiples(count)
+            bits = _shift_right(_mix(self._state[:, None] + self._steps[:count]), shift)
         self._state += _signed(count * _GOLDEN % (1 << 64))
         return bits
 
@@ -80,7 +86,7 @@ class EnvRandom:
         With bounds other than 0 and 1, about one in 2^24 numbers rounds to `high`.
         """
         # 24 bits: every value is exact in float32, and 1.0 is never reached
-        bits = _shift_right(self._bits(math.prod(shape)), 40).view(self.num_envs, *shape)
+        bits = self._bits(math.prod(shape), 24).view(self.num_envs, *shape)
         if isinstance(low, Tensor) or isinstance(high, Tensor):
             return (bits * 2.0**-24).mul(high - low).add_(low)
         scale = 2.0**-24 * (high - low)
@@ -101,7 +107,7 @@ class EnvRandom:
         """Draw uniform integers in [low, high), int64, shape `[N, *shape]`."""
         span = high - low
         # 31 bits and a far smaller span: the bias of the remainder is below span / 2**31
-        drawn = (_shift_right(self._bits(math.prod(shape)), 33) % span).view(self.num_envs, *shape)
+        drawn = (self._bits(math.prod(shape), 31) % span).view(self.num_envs, *shape)
         return drawn.add_(low) if low else drawn
 
     def state_dict(self) -> dict[str, Any]:

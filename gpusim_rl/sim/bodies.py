@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gpusim_rl.errors import TaskError, available
+from gpusim_rl.sim.fused import fits, wrench_in_body_frame
 from gpusim_rl.sim.masks import check_shape, columns, write_where
 from gpusim_rl.sim.quaternion import quat_multiply, quat_rotate, quat_rotate_inverse
 from gpusim_rl.sim.scene import Scene
@@ -177,9 +178,11 @@ class Contacts:
         self._columns = torch.tensor(columns, device=sim.device)
         self._force_columns = self._columns[:, :3].flatten()
 
-    def _read(self) -> tuple[Tensor, Tensor]:
+    def _readings(self) -> Tensor:
+        return self._sim.sensordata.index_select(1, self._columns.view(-1)).unflatten(1, self._columns.shape)
+
+    def _read(self, data: Tensor) -> tuple[Tensor, Tensor]:
         """Return wrenches about the body origins, [envs, bodies, 2, 3], and body orientations."""
-        data = self._sim.sensordata.index_select(1, self._columns.view(-1)).unflatten(1, self._columns.shape)
         wrench, contact_pos, body_pos, quat = data.split([6, 3, 3, 4], dim=-1)
         wrench = wrench.unflatten(-1, (2, 3))
         force, torque = wrench.unbind(dim=-2)
@@ -195,11 +198,14 @@ class Contacts:
     @property
     def torque(self) -> Float[Tensor, "envs bodies 3"]:
         """Net contact torque about the body's origin [N m], world frame."""
-        return self._read()[0][..., 1, :]
+        return self._read(self._readings())[0][..., 1, :]
 
     def in_body_frame(self) -> Float[Tensor, "envs bodies 6"]:
         """Return force [N] and torque [N m] in the body frame."""
-        wrench, quat = self._read()
+        data = self._readings()
+        if fits(data):
+            return wrench_in_body_frame(data)
+        wrench, quat = self._read(data)
         return quat_rotate_inverse(quat[..., None, :], wrench).flatten(-2)
 
 

@@ -6,27 +6,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gpusim_rl.sim.fused import fits, rotate
 
-def quat_rotate(
-    quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"], sense: Float[Tensor, "*#batch 1"] | None = None
-) -> Float[Tensor, "*#batch 3"]:
-    """Rotate vectors by unit quaternions q = (w, u), or by their inverses where `sense` is -1 instead of 1.
 
-    v' = v + 2 u x (u x v + w v). Inputs broadcast if they have the same number of dimensions.
+def quat_rotate(quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"]) -> Float[Tensor, "*#batch 3"]:
+    """Rotate vectors by unit quaternions q = (w, u): v' = v + 2 u x (u x v + w v).
+
+    Inputs broadcast if they have the same number of dimensions.
     """
-    w, u = quat[..., :1], quat[..., 1:]
-    if sense is not None:
-        w = w * sense
-    t = torch.addcmul(torch.linalg.cross(u, vec), w, vec)
-    return torch.add(vec, torch.linalg.cross(u, t), alpha=2.0)
+    return _rotate(quat, vec, 1.0)
 
 
 def quat_rotate_inverse(
     quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"]
 ) -> Float[Tensor, "*#batch 3"]:
     """Rotate vectors by inverse unit quaternions, from world to body frame."""
+    return _rotate(quat, vec, -1.0)
+
+
+def _rotate(quat: Tensor, vec: Tensor, sense: float) -> Tensor:
+    if fits(quat, vec) and vec.ndim <= 4 and quat.dtype == vec.dtype == torch.float32:
+        return rotate(quat, vec, sense)
     w, u = quat[..., :1], quat[..., 1:]
-    t = torch.addcmul(torch.linalg.cross(u, vec), w, vec, value=-1.0)
+    t = torch.addcmul(torch.linalg.cross(u, vec), w, vec, value=sense)
     return torch.add(vec, torch.linalg.cross(u, t), alpha=2.0)
 
 

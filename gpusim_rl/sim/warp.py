@@ -79,7 +79,8 @@ def announce_compilation() -> Iterator[None]:
 _STREAMS: dict[tuple[torch.device, int], wp.Stream] = {}
 
 
-def _wrap(stream: torch.cuda.Stream) -> wp.Stream:
+def wrapped_stream(stream: torch.cuda.Stream) -> wp.Stream:
+    """Return Warp's wrapper of a torch stream."""
     key = (stream.device, stream.cuda_stream)
     if key not in _STREAMS:
         _STREAMS[key] = wp.stream_from_torch(stream)
@@ -118,7 +119,7 @@ class WarpGraphs:
         self._eager_stream: wp.Stream | None = None
         self._capture_stream: wp.Stream | None = None
         if device.type == "cuda":
-            self._capture_stream = _wrap(torch.cuda.Stream(device))
+            self._capture_stream = wrapped_stream(torch.cuda.Stream(device))
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -133,7 +134,7 @@ class WarpGraphs:
             return
         stream = None
         if self._device.type == "cuda":
-            stream = _wrap(torch.cuda.current_stream(self._device))
+            stream = wrapped_stream(torch.cuda.current_stream(self._device))
             if torch.cuda.is_current_stream_capturing():
                 self._run_in_torch_graph(stream, body)
                 return

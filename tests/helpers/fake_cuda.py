@@ -114,7 +114,7 @@ class Placement(SyncCounter):
         name, view, before = func.overloadpacket.__name__, getattr(func, "is_view", False), self.total
         if self._paused or func.namespace == "prim":  # device queries
             return func(*args, **(kwargs or {}))
-        kernel = not view and name not in _NO_KERNEL and func.namespace == "aten"
+        kernel = not view and name not in _NO_KERNEL and func.namespace in ("aten", "gpusim_rl")
         if kernel:
             self.work[self._phase].kernels += 1
         if kernel and self._by_line:
