@@ -155,7 +155,7 @@ def test_random_bounds_and_shapes() -> None:
 def test_rounded_uniform_stays_below_the_upper_bound() -> None:
     # [1, 2) has half as many floats as 24 random bits have values, so the largest would round to 2
     random = make(4)
-    random._bits = lambda count: torch.full((4, count), -1)  # type: ignore[method-assign]
+    random._bits = lambda count, number: torch.full((4, count), (1 << number) - 1)  # type: ignore[method-assign]
     assert (random.uniform() == 1.0 - 2.0**-24).all()
     for low, high in ((1.0, 2.0), (-1.0, 1.0), (100.0, 101.0), (0.0, 3.0)):
         assert (random.uniform(low, high) <= high).all()

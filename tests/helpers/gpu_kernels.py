@@ -28,7 +28,7 @@ from gpusim_rl.api import prepare
 from gpusim_rl.env import VecEnv
 from gpusim_rl.settings.discover import tasks
 from gpusim_rl.settings.hydra_errors import unknown_choice
-from gpusim_rl.sim import choose_sim
+from gpusim_rl.sim import choose_sim, fused
 from gpusim_rl.sim.constants import Constants
 from gpusim_rl.sim.mjwarp import MjwarpSim
 from helpers.predicted_time import COUNTED_ENVS, Cost, cost_of
@@ -103,6 +103,7 @@ def compile_task(task: str, folder: Path, deterministic: bool = False) -> set[st
         sim.draw()
         with sim._graphs.scope():  # where masses are drawn
             Constants(sim.scene.model, sim._model, wp.zeros(4, dtype=bool)).derive()
+        fused.rotate(torch.zeros(1, 4), torch.zeros(1, 3), 1.0)  # one module with the other fused kernels
     return names
 
 
