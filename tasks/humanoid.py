@@ -71,7 +71,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
         }
 
     def _energy(self) -> Float[Tensor, " envs"]:
-        return torch.linalg.vector_norm(self.actions * self.robot.joint_vel * self.effort_ratio, ord=1, dim=1)
+        return (self.actions * self.robot.joint_vel * self.effort_ratio).abs().sum(dim=1)
 
     def _at_limit(self) -> Float[Tensor, " envs"]:
         # 0 up to 98 % of the way to a limit, then linear to 1 at the limit

@@ -154,7 +154,7 @@ class Locomotion(Task[Cfg]):
 
     def _energy(self) -> Float[Tensor, " envs"]:
         """Return |action x joint velocity|, summed over the joints."""
-        return torch.linalg.vector_norm(self.actions * self.robot.joint_vel, ord=1, dim=1)
+        return (self.actions * self.robot.joint_vel).abs().sum(dim=1)
 
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
