@@ -106,8 +106,17 @@ def test_recipe_is_equal_on_every_device(name):
 def test_tasks_with_recipes():
     several = {name for name in tasks(outside=True) if recipes(name) != ["full"]}
     velocity, tracking = {f"{r}Velocity" for r in ("Go1", "Go2", "G1", "T1")}, {"G1Tracking", "Go1Tracking"}
-    assert several == velocity | tracking | {"HumanoidTracking", "HumanoidAMP"}
+    franka, planar = {"FrankaReach", "FrankaReachCamera"}, {"HalfCheetah", "Hopper", "Walker2d"}
+    sized = {"CartpoleCamera", "CartpoleSwingup"} | franka | planar
+    assert several == velocity | tracking | {"HumanoidTracking", "HumanoidAMP"} | sized
     assert all(recipes(name) == ["full", "quick"] for name in several)
+    for name in sized:  # recipes differ in the number of samples alone
+        quick, full = (composing.compose([f"task={name}", f"recipe={recipe}"]) for recipe in ("quick", "full"))
+        minibatches = {c["num_envs"] * c["ppo"]["horizon"] / c["ppo"]["minibatch_size"] for c in (quick, full)}
+        assert len(minibatches) == 1 and quick["num_envs"] <= 256 < 2048 <= full["num_envs"]
+        for c in (quick, full):
+            del c["recipe"], c["num_envs"], c["ppo"]["horizon"], c["ppo"]["minibatch_size"]
+        assert quick == full
 
 
 @pytest.mark.parametrize(
