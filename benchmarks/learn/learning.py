@@ -302,8 +302,8 @@ def train_to(
             if stop.is_set():
                 return outcome
         outcome.prepare_seconds = time.monotonic() - began if goal.prepare else 0.0
-        settings = [f"task={goal.task}", f"recipe={outcome.recipe}", f"seed={outcome.seed}"]
-        settings += [f"experiment=learn-{goal.task}", *goal.overrides]
+        words = dict.fromkeys([f"recipe={outcome.recipe}", *goal.overrides])  # which may name the recipe
+        settings = [f"task={goal.task}", f"seed={outcome.seed}", f"experiment=learn-{goal.task}", *words]
     arguments = [*command, *settings, f"log.dir={runs}", "log.console=quiet"]
     log = runs / f"learn-{goal.task}-{outcome.seed}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

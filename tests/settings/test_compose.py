@@ -81,11 +81,11 @@ def test_algorithm_overrides_max_iterations_of_task(arguments, iterations):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Write a user's folder: MyAnt has a custom recipe, MyGo1 inherits recipes."""
+    """Write a user's folder: MyAnymal has a custom recipe, MyGo1 inherits recipes."""
     yamls = {
-        "task/MyAnt": "defaults: [Ant, _self_, {optional /recipe/MyAnt: '${recipe}'}]\nnum_envs: 128\n"
+        "task/MyAnymal": "defaults: [Anymal, _self_, {optional /recipe/MyAnymal: '${recipe}'}]\nnum_envs: 128\n"
         "ppo: {gamma: 0.9}",
-        "recipe/MyAnt/tiny": "num_envs: 8\nppo: {gamma: 0.8, horizon: 4}\nmy_ppo: {clip: 0.1}",
+        "recipe/MyAnymal/tiny": "num_envs: 8\nppo: {gamma: 0.8, horizon: 4}\nmy_ppo: {clip: 0.1}",
         "task/MyGo1": "defaults: [Go1Velocity]\nnum_envs: 64",
     }
     for name, text in yamls.items():
@@ -104,12 +104,12 @@ def test_recipe_is_equal_on_every_device(name):
 
 
 def test_tasks_with_recipes():
-    several = {name for name in tasks(outside=True) if recipes(name) != ["full"]}
+    several = {name for name in tasks(outside=True) if "quick" in recipes(name)}
     velocity, tracking = {f"{r}Velocity" for r in ("Go1", "Go2", "G1", "T1")}, {"G1Tracking", "Go1Tracking"}
     franka, planar = {"FrankaReach", "FrankaReachCamera"}, {"HalfCheetah", "Hopper", "Walker2d"}
     sized = {"CartpoleCamera", "CartpoleSwingup"} | franka | planar
     assert several == velocity | tracking | {"HumanoidTracking", "HumanoidAMP"} | sized
-    assert all(recipes(name) == ["full", "quick"] for name in several)
+    assert all(recipes(name) == ["full", "quick"] for name in several) and recipes("Ant") == ["full", "cpu"]
     for name in sized:  # recipes differ in the number of samples alone
         quick, full = (composing.compose([f"task={name}", f"recipe={recipe}"]) for recipe in ("quick", "full"))
         minibatches = {c["num_envs"] * c["ppo"]["horizon"] / c["ppo"]["minibatch_size"] for c in (quick, full)}
@@ -127,7 +127,9 @@ def test_tasks_with_recipes():
         (["task=Go1Velocity", "device=cuda", "sim_device=cpu"], "quick", 256),
         (["task=Go1Velocity", "device=cuda", "recipe=quick", "num_envs=8"], "quick", 8),
         (["task=T1Velocity", "device=cpu", "debug=smoke"], "quick", 16),
-        (["task=Ant", "device=cpu", "recipe=auto"], "full", 4096),
+        (["task=Anymal", "device=cpu", "recipe=auto"], "full", 4096),
+        (["task=Ant", "device=cpu"], "full", 4096),
+        (["task=Ant", "recipe=cpu"], "cpu", 256),
         (["~task", "device=cpu"], "full", 4096),
     ],
 )
@@ -147,7 +149,7 @@ def test_device_auto_checks_for_gpu_without_importing_torch(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["task=Ant", "recipe=quick"], ("Ant", "'quick'", "Available: full")),
+        (["task=Anymal", "recipe=quick"], ("Anymal", "'quick'", "Available: full")),
         (["task=Go1Velocity", "recipe=quik"], ("Go1Velocity", "'quik'", "Did you mean")),
         (["~task", "recipe=quick"], ("without a yaml", "'quick'")),
         (["task=Go1Velocity", "device=cpu,cuda"], ("cpu,cuda", "recipe=full or recipe=quick")),
@@ -169,27 +171,27 @@ def test_command_line_composes_settings_once(monkeypatch, arguments, times):
 
 def test_sweep_uses_given_recipes_or_one_per_task():
     assert composing.choose_recipe(["task=Go1Velocity", "recipe=quick,full"])[-1] == "recipe=quick,full"
-    assert composing.choose_recipe(["task=Ant,Go1Velocity", "device=cpu"])[-1] == "recipe=quick"
-    ant = composing._finished(composing.compose(["task=Ant"]) | {"recipe": "quick"}, ["task=Ant"], None)
-    assert ant["recipe"] == "full"
+    assert composing.choose_recipe(["task=Anymal,Go1Velocity", "device=cpu"])[-1] == "recipe=quick"
+    anymal = composing._finished(composing.compose(["task=Anymal"]) | {"recipe": "quick"}, ["task=Anymal"], None)
+    assert anymal["recipe"] == "full"
 
 
 def test_user_task_has_custom_and_inherited_recipes(folder):
-    assert recipes("MyAnt", folder) == ["full", "tiny"] and recipes("MyGo1", folder) == ["full", "quick"]
-    commands = (["task=MyAnt", f"recipe={name}", "device=cpu"] for name in ("tiny", "auto"))
+    assert recipes("MyAnymal", folder) == ["full", "tiny"] and recipes("MyGo1", folder) == ["full", "quick"]
+    commands = (["task=MyAnymal", f"recipe={name}", "device=cpu"] for name in ("tiny", "auto"))
     tiny, full = (composing.compose(command, folder) for command in commands)
     assert (tiny["recipe"], tiny["num_envs"], tiny["ppo"]["gamma"], tiny["ppo"]["horizon"]) == ("tiny", 8, 0.8, 4)
     assert (full["recipe"], full["num_envs"], full["ppo"]["gamma"]) == ("full", 128, 0.9)
-    typed = composing.compose(["task=MyAnt", "recipe=tiny", "ppo.gamma=0.7", "num_envs=2"], folder)
+    typed = composing.compose(["task=MyAnymal", "recipe=tiny", "ppo.gamma=0.7", "num_envs=2"], folder)
     assert (typed["num_envs"], typed["ppo"]["gamma"], typed["ppo"]["horizon"]) == (2, 0.7, 4)
     mine = composing.compose(["task=MyGo1", "device=cpu"], folder)
     assert (mine["recipe"], mine["num_envs"], mine["task"]["weights"]["trot"]) == ("quick", 64, 1.0)
 
 
 def test_tuned_sections_include_values_of_recipe(folder):
-    assert tuned_sections("MyAnt", folder)["ppo"]["gamma"] == 0.9
-    tiny = tuned_sections("MyAnt", folder, "tiny")
-    assert (tiny["ppo"]["gamma"], tiny["my_ppo"]) == (0.8, {"clip": 0.1}) and "epochs" in tiny["ppo"]  # Ant's
+    assert tuned_sections("MyAnymal", folder)["ppo"]["gamma"] == 0.9
+    tiny = tuned_sections("MyAnymal", folder, "tiny")
+    assert (tiny["ppo"]["gamma"], tiny["my_ppo"]) == (0.8, {"clip": 0.1}) and "horizon" in tiny["ppo"]  # Anymal's
 
 
 def test_run_from_python_keeps_recipe_name():
@@ -197,4 +199,4 @@ def test_run_from_python_keeps_recipe_name():
     assert spec.cfg.recipe == "full" and "recipe=full" in spec.overrides
     spec = prepare("Go1Velocity", device="cpu")
     assert spec.cfg.recipe == spec.config["recipe"] == "quick" and "recipe=quick" in spec.overrides
-    assert "recipe" not in " ".join(prepare("Ant", device="cpu").overrides)
+    assert "recipe" not in " ".join(prepare("Anymal", device="cpu").overrides)
