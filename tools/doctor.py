@@ -2,6 +2,7 @@
 
 gpusim-rl doctor                                         the machine: does everything work?
 gpusim-rl doctor Ant                                     the latest Ant run, finished or not: what limits it?
+gpusim-rl doctor physics task=Go1Velocity                which solver settings are as good, and cheaper?
 gpusim-rl doctor scaling task=Ant                        which device and number of envs are best?
 gpusim-rl doctor scaling task=Ant --num-envs 512 --num-processes 1,2     how many processes pay off?
 """
@@ -42,6 +43,7 @@ CPU_COUNTS = (64, 256, 1024, 4096)
 GPU_COUNTS = (256, 1024, 4096, 16384)
 COUNTED = {"num_processes": "processes", "num_actors": "actors"}
 SCALING = "Measure a task with several numbers of envs, processes or actors."
+PHYSICS = "Compare friction cones, solver iterations and buffers with the task's."
 WARM_UP = 5  # on CUDA, the fourth captures the graphs, and in the fifth the host runs ahead of the device
 FINISHED_OR_STOPPED_S = 60.0  # a run without a new row for this long, and for three iterations, has ended
 
@@ -69,10 +71,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.set_defaults(command=measure_scaling, argv=argv)
         return parser.parse_settings(argv[1:])
 
-    if any("=" in text for text in argv[1:]) and (hint := did_you_mean(argv[0], ["scaling"])):  # no run takes settings
+    if argv[:1] == ["physics"]:
+        parser = Parser("doctor physics", f"{PHYSICS}\n{__doc__}")
+        parser.option("settings")
+        parser.option("--steps", "control steps with random actions", "Measurement", type=positive, default=60)
+        error = "allowed velocity error in 99 % of the control steps, relative to the mean"
+        parser.option("--tolerance", error, "Measurement", type=number(float, 0), default=0.01)
+        parser.options("--json", "--config-dir")
+        parser.set_defaults(command=compare_physics)
+        return parser.parse_settings(argv[1:])
+
+    if any("=" in text for text in argv[1:]) and (hint := did_you_mean(argv[0], ["scaling", "physics"])):
         raise ConfigError(f"unknown command {argv[0]!r}", hint=hint)
     parser = Parser("doctor", __doc__)
-    parser.rows["Commands"] = [("scaling", SCALING)]
+    parser.rows["Commands"] = [("scaling", SCALING), ("physics", PHYSICS)]
     parser.option("run", "or nothing to check the machine", nargs="?")
     parser.options("--json", "--config-dir")
     args = parser.parse_args(argv)
@@ -179,6 +191,29 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
         " · ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items() if share),
         *[" · ".join(use)] * bool(use),
     ]
+
+
+def compare_physics(args: argparse.Namespace) -> int:
+    """Print the velocity error and the cost of each choice of solver settings, and the cheapest within tolerance."""
+    from gpusim_rl.diagnose.physics_settings import buffer_settings, cheapest, compare_settings
+
+    settings = args.settings if any(text.startswith("num_envs=") for text in args.settings) else ["num_envs=64"]
+    rows = list(compare_settings([*args.settings, *settings], steps=args.steps, config_dir=args.config_dir))
+    best = cheapest(rows, args.tolerance)
+    words = [f"sim.cone={best.cone}", f"sim.iterations={best.iterations}", f"sim.ls_iterations={best.ls_iterations}"]
+    words += buffer_settings(best)
+    if args.json:
+        print(json.dumps({"rows": [dataclasses.asdict(row) for row in rows], "cheapest": words}, indent=2))
+        return 0
+    head = ["cone", "iterations", "line search", "median error", "99 %", "maximum", "cost", ""]
+    cells = [head]
+    for row in rows:
+        errors = (f"{error:.1%}" if error < 10 else f"{error:.1e}" for error in (row.median, row.p99, row.most))
+        limits = str(row.iterations), str(row.ls_iterations)
+        cells.append([row.cone, *limits, *errors, f"{row.seconds / rows[0].seconds:.2f}", row.note])
+    say(*table_lines(cells, right=head[1:-1], width=None))
+    say("", f"cheapest within {args.tolerance:.1%}: {' '.join(words)}")
+    return 0
 
 
 def measure_scaling(args: argparse.Namespace) -> int:
