@@ -171,9 +171,10 @@ class _MissingKernels(TorchDispatchMode):
 
 
 def backward(
-    loss: Tensor, parameters: Sequence[Tensor], loss_grad: Tensor | None = None, *, materialize_grads: bool = False
-) -> tuple[Tensor, ...]:
-    """Replace `torch.autograd.grad`, whose engine asks CUDA for streams."""
+    losses: Sequence[Tensor], loss_grads: Sequence[Tensor], *options: Any, **keywords: Any
+) -> tuple[Tensor | None, ...]:
+    """Replace autograd's engine, which asks CUDA for streams."""
+    [loss], [loss_grad], (*_, parameters, _) = losses, loss_grads, options
     order: list[Any] = []
     seen: set[Any] = set()
 
@@ -188,7 +189,7 @@ def backward(
         grads[key] = grad if key not in grads else grads[key] + grad
 
     visit(loss.grad_fn)
-    inner: dict[Any, Any] = {(loss.grad_fn, 0): torch.ones_like(loss) if loss_grad is None else loss_grad}
+    inner: dict[Any, Any] = {(loss.grad_fn, 0): loss_grad}
     leaves: dict[Any, Any] = {}
     with torch.no_grad():
         for node in reversed(order):  # consumers before producers
@@ -207,9 +208,7 @@ def backward(
                     if list(grad.shape) != list(wanted.shape):
                         grad = grad.sum_to_size(wanted.shape)
                     add(inner, (following, number), grad.to(wanted.dtype))
-    if materialize_grads:
-        leaves |= {parameter: torch.zeros_like(parameter) for parameter in parameters if parameter not in leaves}
-    return tuple(leaves[parameter] for parameter in parameters)
+    return tuple(map(leaves.get, parameters))
 
 
 # Construction
@@ -263,7 +262,8 @@ def fake_cuda() -> Iterator[None]:
         patch.setattr(torch.cuda, "current_stream", lambda *_: None)
         patch.setattr(torch.cuda, "Event", _Event)
         patch.setattr(torch, "Generator", lambda *_: generator())  # draws nothing
-        patch.setattr(torch.autograd, "grad", backward)
+        for module in ("torch.autograd", "gpusim_rl.learn.optimizer"):
+            patch.setattr(f"{module}._engine_run_backward", backward)
         patch.setattr(_foreach_utils, "_foreach_supported_types", [Tensor, nn.Parameter, FakeTensor])
         patch.setattr(wp, "to_torch", _fake_views())
         patch.setattr(mjwarp, "WarpGraphs", _NoLaunches)
