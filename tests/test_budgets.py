@@ -83,6 +83,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     ),
     "graph watch": (95, "run/capture_watch"),
     "compilation in the background": (146, "run/background_compile"),
+    "fused kernels": (180, "sim/fused*"),
     CORE: (19_370,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""

@@ -6,11 +6,15 @@ torch.compile fuses the torch code itself.
 
 from __future__ import annotations
 
+import functools
+import logging
 from importlib.util import find_spec
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+logger = logging.getLogger("gpusim_rl.sim")
 
 _INSTALLED = find_spec("warp") is not None
 
@@ -19,7 +23,22 @@ def fits(*tensors: Tensor) -> bool:
     """Return whether the operators support these tensors: on CUDA, without gradients, outside of torch.compile."""
     if not _INSTALLED or torch.compiler.is_compiling() or not all(x.is_cuda for x in tensors):
         return False
-    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)) and works(tensors[0].device)
+
+
+@functools.cache
+def works(device: torch.device) -> bool:
+    """Return whether the kernels compute known results on a device; if not, warn, and torch's operators are used."""
+    try:
+        turned = rotate(torch.full((4,), 0.5, device=device), torch.tensor([1.0, 2.0, 3.0], device=device), -1.0)
+        [[number]] = hash_numbers(torch.zeros(1, dtype=torch.int64, device=device), 1, 33).tolist()
+        if turned.tolist() == [2.0, 3.0, 1.0] and number == 0xE220A8397B1DCDAF >> 33:  # SplitMix64's first number
+            return True
+        reason = f"wrong results {turned.tolist()}, {number}"
+    except Exception as error:  # Warp raises bare exceptions too
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+    logger.warning("task code runs without Warp's fused kernels on %s: %s", device, reason)
+    return False
 
 
 @torch.library.custom_op("gpusim_rl::rotate", mutates_args=())

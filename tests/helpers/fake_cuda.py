@@ -43,7 +43,7 @@ from gpusim_rl.machine.source_location import LIBRARY, short
 from gpusim_rl.run import make_learner, start
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.run.trainer import Trainer
-from gpusim_rl.sim import SimChoice, mjwarp
+from gpusim_rl.sim import SimChoice, fused, mjwarp
 from gpusim_rl.sim.warp import WarpGraphs
 from gpusim_rl.spaces import ActionSpace
 from gpusim_rl.testing import sync_counter
@@ -267,6 +267,7 @@ def fake_cuda() -> Iterator[None]:
         patch.setattr(_foreach_utils, "_foreach_supported_types", [Tensor, nn.Parameter, FakeTensor])
         patch.setattr(wp, "to_torch", _fake_views())
         patch.setattr(mjwarp, "WarpGraphs", _NoLaunches)
+        patch.setattr(fused, "works", lambda _: True)
         yield
 
 

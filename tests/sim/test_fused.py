@@ -34,6 +34,15 @@ def test_rotation_by_identity_is_exact_and_nan_stays():
     assert rotated[1, 0].isnan()
 
 
+def test_wrong_results_and_failures_turn_kernels_off(monkeypatch, caplog):
+    cpu = torch.device("cpu")
+    assert fused.works.__wrapped__(cpu) and caplog.messages == []
+    monkeypatch.setattr(fused, "rotate", lambda *_: torch.zeros(3))
+    assert not fused.works.__wrapped__(cpu) and "wrong results" in caplog.messages[-1]
+    monkeypatch.setattr(fused, "hash_numbers", lambda *_: 1 / 0)
+    assert not fused.works.__wrapped__(cpu) and "division by zero" in caplog.messages[-1]
+
+
 @pytest.mark.parametrize("number", [24, 31])
 def test_random_numbers_have_the_same_bits(number):
     random = EnvRandom(7, torch.device("cpu"), seed=3)
