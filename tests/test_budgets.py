@@ -59,7 +59,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("distributed/inference", "distributed/shared_memory", "learn/remote"),
     ),
     "motion and imitation": (
-        1_430,
+        1_445,
         *("env/clip", "env/robot_clip", "env/motions"),
         *("learn/style", "learn/demonstrations", "learn/supervised", "learn/teacher"),
     ),
@@ -68,13 +68,12 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("images", "sim/camera*", "env/image_noise", "env/encoded_env"),
         *("learn/encoders", "learn/pretrained", "learn/vae", "learn/pixel_replay"),
     ),
-    "doctor": (1_600, "diagnose/*"),
     "logging": (
         1_600,
         *("run/console", "run/logger", "run/writers", "run/metrics"),
         *("run/log_interval", "run/reporter", "run/system"),
     ),
-    "randomisation": (1_170, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
+    "randomisation": (1_190, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
     "export": (1_210, "export/*"),
     "search": (880, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
@@ -83,11 +82,13 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     ),
     "graph watch": (95, "run/capture_watch"),
     "compilation in the background": (146, "run/background_compile"),
-    "fused kernels": (180, "sim/fused*"),
-    CORE: (19_370,),
+    "fused kernels": (175, "sim/fused*"),
+    "physics settings": (156, "diagnose/physics_settings"),
+    "doctor": (1_600, "diagnose/*"),
+    CORE: (19_605,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_000, "tools": 3_800, "tests": 50_310, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_050, "tools": 3_825, "tests": 50_750, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:
