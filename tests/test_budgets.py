@@ -88,7 +88,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_605,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 3_825, "tests": 50_750, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_050, "tools": 3_830, "tests": 50_750, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:

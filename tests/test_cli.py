@@ -367,7 +367,7 @@ def test_list_shows_every_task(capsys, monkeypatch):
 def test_list_shows_time_to_learn(capsys, monkeypatch, tmp_path):
     hardware = {"hardware": "2 CPU cores", "threshold": 1.0, "stat": ""}
     best = {
-        "Ant": {"result": "3,000 in 7 min", "seconds": 400.0, "overrides": [], **hardware},
+        "Humanoid": {"result": "3,000 in 7 min", "seconds": 400.0, "overrides": [], **hardware},
         "Anymal": {"result": "3,000 in 7 min", "seconds": 400.0, "overrides": ["num_envs=512"], **hardware},
         "Cartpole": {"result": "205 of 470 in 10 min", "seconds": None, "overrides": [], **hardware},
     }
@@ -379,10 +379,10 @@ def test_list_shows_time_to_learn(capsys, monkeypatch, tmp_path):
     cli.main(["list", "--json", "--no-sizes"])
     listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     rows = {name: (row["tuned"], row["learns"]) for name, row in listed.items()}
-    assert listed["Ant"]["recipes"] == ["full"] and listed["Go1Velocity"]["recipes"] == ["full", "quick"]
+    assert listed["Ant"]["recipes"] == ["full", "cpu"] and listed["Go1Velocity"]["recipes"] == ["full", "quick"]
     each = "full: 205 of 470 in 10 min, 2 CPU cores; quick: 113 in 17 min, 2 CPU cores"
     assert rows["Go1Velocity"] == (True, each) and listed["Go1Velocity"]["seconds_to_threshold"] == 9.0
-    assert rows["Ant"] == (True, "3,000 in 7 min, 2 CPU cores")
+    assert rows["Humanoid"] == (True, "3,000 in 7 min, 2 CPU cores")
     assert rows["Anymal"] == (False, "3,000 in 7 min, 2 CPU cores")
     assert rows["Cartpole"] == (False, "205 of 470 in 10 min, 2 CPU cores")
     assert rows["Pendulum"] == (False, None)
@@ -390,7 +390,7 @@ def test_list_shows_time_to_learn(capsys, monkeypatch, tmp_path):
     cli.main(["list", "--no-sizes"])
     shown = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert set(shown) == {"task", *tasks()}
-    assert [shown[name].split()[2] for name in ("Ant", "Anymal", "Cartpole")] == ["yes", "yes*", "no"]
+    assert [shown[name].split()[2] for name in ("Humanoid", "Anymal", "Cartpole")] == ["yes", "yes*", "no"]
 
 
 @pytest.mark.parametrize("width", [80, 10])

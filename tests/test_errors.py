@@ -142,7 +142,7 @@ RAW = {
     "gpusim_rl/cli.py": ["completion", "completion", "main", "main"],  # safe names; our own words
     "gpusim_rl/settings/compose.py": ["main", "main"],  # safe names; lines that are escaped
     "tools/audit.py": ["main"],  # json
-    "tools/doctor.py": ["finish", "report_machine", "report_run"],  # json
+    "tools/doctor.py": ["compare_physics", "finish", "report_machine", "report_run"],  # json
     "tools/list.py": ["list_tasks"],  # json
     "tools/record.py": ["progress"],  # a bar without a name
 }

@@ -50,7 +50,7 @@ def test_reference_has_every_command(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     text = importlib.import_module("cli_reference").reference()
     titles = re.findall(r"^gpusim-rl (.+)\n~+$", text, re.MULTILINE)
-    assert {*titles} == {*cli.commands(), "clip record", "clip check", "clip play", "doctor scaling"}
+    assert {*titles} == {*cli.commands(), "clip record", "clip check", "clip play", "doctor physics", "doctor scaling"}
     play = text.partition("\ngpusim-rl play\n")[2].partition("\n~~~")[0]
     assert "``--num-envs N``\n   number of envs" in play and "   gpusim-rl play Ant\n" in play
 

@@ -26,6 +26,8 @@ from gpusim_rl.options import Parser, number
 from gpusim_rl.view.arguments import check_out, check_video
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from gpusim_rl.env import Task
@@ -123,20 +125,24 @@ def record(args: argparse.Namespace) -> None:
 
 
 def placements(task: Task[Any], robot: Articulation) -> list[bool]:
-    """Return a list to which each control step appends whether `task.advance` moved the robot of env 0."""
+    """Return a list to which each control step appends whether the task moved the robot of env 0 within an episode."""
     placed: list[bool] = []
-    advance = task.advance
+    advance, reset = task.advance, task.reset
 
     def place() -> list[Tensor]:
         of_root = [robot.root_pos, robot.root_quat] if robot.free_root else []
         return [value[0].clone() for value in (*of_root, robot.joint_pos)]
 
-    def watched(done: Tensor) -> None:
+    def moves(call: Callable[[Tensor], None], where: Tensor) -> bool:
         before = place()
-        advance(done)
-        placed.append(any(not a.equal(b) for a, b in zip(before, place(), strict=True)))
+        call(where)
+        return any(not a.equal(b) for a, b in zip(before, place(), strict=True))
 
-    task.advance = watched
+    def watched_reset(where: Tensor) -> None:
+        moved = moves(reset, where)
+        placed[-1:] = [last or (moved and not bool(where[0])) for last in placed[-1:]]
+
+    task.advance, task.reset = lambda done: placed.append(moves(advance, done)), watched_reset
     return placed
 
 

@@ -4,7 +4,6 @@ gpusim-rl doctor                                         the machine: does every
 gpusim-rl doctor Ant                                     the latest Ant run, finished or not: what limits it?
 gpusim-rl doctor physics task=Go1Velocity                which solver settings are as good, and cheaper?
 gpusim-rl doctor scaling task=Ant                        which device and number of envs are best?
-gpusim-rl doctor scaling task=Ant --num-envs 512 --num-processes 1,2     how many processes pay off?
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class EnvRandom:
             return (bits * 2.0**-24).mul(high - low).add_(low)
         scale = 2.0**-24 * (high - low)
         if low != 0.0 and math.frexp(high - low)[0] == 0.5:  # the product is exact, so one kernel has the same bits
-            return torch.rsub(bits, low, alpha=-scale)
+            return torch.rsub(bits, float(low), alpha=-scale)
         unit = bits * scale
         return unit.add_(low) if low != 0.0 else unit
 

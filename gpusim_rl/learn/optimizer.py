@@ -57,6 +57,8 @@ class MaskedAdamW(torch.optim.AdamW):
         """Return the gradients of a loss, or of weighted losses, times the loss scale; zeros for unused parameters."""
         if self._scale is not None:
             weight = self._scale if weight is None else weight * self._scale
+        if not loss.requires_grad:  # a network that detaches its output
+            return tuple(map(torch.zeros_like, self.parameters))
         weight = torch.ones_like(loss) if weight is None else weight
         # torch.autograd.grad would import SymPy (0.3 s) to compare the shapes of loss and weight.
         found = _engine_run_backward((loss,), (weight,), False, False, (*self.parameters,), True, accumulate_grad=False)

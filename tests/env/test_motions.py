@@ -235,7 +235,7 @@ def test_unsuitable_clips_are_rejected_by_name(go1, tmp_path) -> None:
         motions(spinning(2, 200.0))
     save(tmp_path / "own.npz", spinning())
     for name, bodies, words in (
-        (str(tmp_path / "own.npz"), [], r"own\.npz: missing joints FR_hip_joint, .* 2 joints swing, slide"),
+        (str(tmp_path / "own.npz"), [], r"own\.npz: lacks joints of .*: FR_hip_joint, .* 2 joints \(swing, slide"),
         ("go1_trott", [], r"'go1_trott' in .*motions\. .*mean 'go1_trot'"),
         ("~nosuch/x.npz", [], r"~nosuch/x\.npz: .*home"),
         ("../motions/go1_trot", [], r"no motion clip '\.\./motions/go1_trot'"),

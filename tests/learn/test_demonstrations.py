@@ -293,7 +293,7 @@ def test_demonstrations_of_another_env_are_rejected(file: Path) -> None:
     with raises(ConfigError, key=str(file), expected="2", got=0):
         load(str(file), replace(SPEC, obs_sizes={"policy": 4, "critic": 2}), ["policy", "critic"])
     save(file, random_demonstrations(replace(SPEC, action_space=MultiDiscrete((5,)))))
-    with raises(ConfigError, key=str(file), expected="0 to n - 1, with n = [3]"):
+    with raises(ConfigError, key=str(file), expected="0 to n - 1 for n in [3]"):
         load(str(file), replace(SPEC, action_space=MultiDiscrete((3,))), ["policy"])
     with pytest.raises(ConfigError, match="n_step=80"):
         make_replay(read(file)[0], SPEC, ["policy"], n_step=80, gamma=GAMMA, device=CPU)
