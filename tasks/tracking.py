@@ -303,7 +303,7 @@ class TrackingTask(Legged[TrackingConfig]):
         self.errors = torch.zeros(3, num, device=device)  # errors of bodies [m], anchor [m] and joints [rad]
         self.lost = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose robot is too far from its clip
 
-    def _limits(self) -> Float[Tensor, " bodies+1"]:
+    def _limits(self) -> Float[Tensor, " limits"]:
         """Return the limits of the height error of each body, then of the tilt of the anchor / 2, for `terminated`."""
         cfg, limits = self.cfg, dict.fromkeys(self.bodies, math.inf)
         limits |= dict.fromkeys(self.ends, cfg.end_height_limit)

@@ -41,7 +41,9 @@ def works(device: torch.device) -> bool:
     return False
 
 
-@torch.library.custom_op("gpusim_rl::rotate", mutates_args=())
+@torch.library.custom_op(
+    "gpusim_rl::rotate", mutates_args=(), schema="(Tensor quat, Tensor vec, float sense) -> Tensor"
+)
 def rotate(quat: Tensor, vec: Tensor, sense: float) -> Tensor:
     """Rotate float32 vectors by unit quaternions, or by their inverses if `sense` is -1; at most three batch dims."""
     from gpusim_rl.sim import fused_kernels
@@ -58,7 +60,9 @@ def _(quat: Float[Tensor, "*#batch 4"], vec: Float[Tensor, "*#batch 3"], sense: 
     return vec.new_empty(*torch.broadcast_shapes(quat.shape[:-1], vec.shape[:-1]), 3)
 
 
-@torch.library.custom_op("gpusim_rl::hash_numbers", mutates_args=())
+@torch.library.custom_op(
+    "gpusim_rl::hash_numbers", mutates_args=(), schema="(Tensor state, int count, int shift) -> Tensor"
+)
 def hash_numbers(state: Tensor, count: int, shift: int) -> Tensor:
     """Return the next `count` hashed numbers of each env, shifted right by `shift` bits, int64 [envs, count]."""
     from gpusim_rl.sim import fused_kernels
@@ -73,7 +77,7 @@ def _(state: Int[Tensor, " envs"], count: int, shift: int) -> Tensor:
     return state.new_empty(len(state), count)
 
 
-@torch.library.custom_op("gpusim_rl::wrench_in_body_frame", mutates_args=())
+@torch.library.custom_op("gpusim_rl::wrench_in_body_frame", mutates_args=(), schema="(Tensor readings) -> Tensor")
 def wrench_in_body_frame(readings: Tensor) -> Tensor:
     """Return `Contacts.in_body_frame`, [envs, bodies, 6], from contiguous sensor readings [envs, bodies, 16]."""
     from gpusim_rl.sim import fused_kernels
