@@ -320,9 +320,9 @@ def random_return(goal: Goal, recipe: str) -> float:
     from learn.learning import random_return as measure
 
     ours = ["num_envs=64", "device=cpu", "task.randomize_episode_start=false"]
-    settings: Any = OmegaConf.to_container(OmegaConf.from_dotlist([*goal.overrides, *ours]))
+    settings: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"recipe={recipe}", *goal.overrides, *ours]))
     with COMPOSING:
-        env = make_env(goal.task, recipe=recipe, **settings)
+        env = make_env(goal.task, **settings)
     try:
         return measure(env)
     finally:
