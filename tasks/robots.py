@@ -202,14 +202,14 @@ class Robot:
 
 
 class SensorGroup(list[Sensor]):
-    """Sensors of one kind of an articulation "robot", whose readings are also one tensor."""
+    """Sensors of the robot with equal sizes, whose readings are also one tensor."""
 
     def __init__(self, sim: Sim, names: Sequence[str]) -> None:
         robot, scene = sim.articulation("robot"), sim.scene
         super().__init__(robot.sensor(name) for name in names)
         first = [scene.sensor_columns(f"{scene.prefix('robot')}{name}").start for name in names]
-        gaps = {b - a for a, b in itertools.pairwise(first)} or {0}
-        self._gap = gaps.pop() if len(gaps) == 1 else None  # between the columns of two sensors
+        gap, *others = {b - a for a, b in itertools.pairwise(first)} or {0}
+        self._gap = gap if gap >= 0 and not others else None  # between the columns of two sensors
 
     @property
     def data(self) -> Float[Tensor, "envs sensors size"]:

@@ -10,6 +10,7 @@ import mujoco
 import pytest
 import torch
 from gpusim_rl.tasks.go1_velocity import Go1Velocity
+from gpusim_rl.tasks.robots import SensorGroup
 
 import gpusim_rl
 from gpusim_rl.api import prepare
@@ -69,6 +70,13 @@ def test_tracking_errors_are_rewarded_by_formula():
     speed = torch.stack([sole.data[0, :2] for sole in task.sole_vel]).norm(dim=1)
     height = torch.stack([sole.data[0, 2] for sole in task.sole_pos])
     assert found["foot_clearance"] == pytest.approx(-2.0 * ((height - 0.1).abs() * speed).sum().item(), rel=1e-4)
+
+
+def test_sensors_are_read_in_any_order():
+    env = make_env(num_envs=2)
+    for names in (["ahead", "left", "up"], ["up", "left", "ahead"], ["ahead", "up", "left"], ["left"]):
+        group = SensorGroup(env.sim, names)
+        assert torch.equal(group.data, torch.stack([sensor.data for sensor in group], dim=1))
 
 
 def test_standing_commands_are_zero_and_others_within_stage_ranges():
@@ -493,10 +501,7 @@ def test_custom_reward_needs_term_and_weight(tmp_path, monkeypatch):
     [
         ({"command": {"stages": [{"steps": -5}]}}, r"command\.stages\[0\]\.steps.*got -5"),
         ({"command": {"stages": [{"steps": 5}, {"steps": 4}]}}, r"command\.stages: .*\[5, 4\]"),
-        (
-            {"command": {"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}},
-            r"command\.stages\[0\]\.yaw.*got \[1\.0, -1\.0\]",
-        ),
+        ({"command": {"stages": [{"steps": 5, "yaw": [1.0, -1.0]}]}}, r"command\.stages\[0\]\.yaw.*\[1\.0, -1\.0\]"),
         ({"command": {"x": [1.0, 0.0]}}, r"command\.x.*got \[1\.0, 0\.0\]"),
         ({"push": {"interval": [3.0, 1.0]}}, r"push\.interval.*got \[3\.0, 1\.0\]"),
         ({"push": {"ang_vel": [0.5, 0.5, -1.0]}}, r"push\.ang_vel.*got"),
