@@ -237,10 +237,7 @@ class Articulation:
         joint_vel: Float[Tensor, "envs joints"] | None = None,
         mocap_poses: Float[Tensor, "envs poses"] | None = None,
     ) -> None:
-        """Write the masked worlds' state; omitted values stay unchanged. Root velocities are in the world frame.
-
-        `root_ang_vel_local`, in the root's frame, takes the place of `root_ang_vel`.
-        """
+        """Write the masked worlds' state; omitted values stay unchanged. Root velocities: world frame, or `_local`."""
         state = {"root_pos": root_pos, "root_quat": root_quat, "joint_pos": joint_pos, "joint_vel": joint_vel}
         state |= {"root_lin_vel": root_lin_vel, "root_ang_vel": root_ang_vel, "root_ang_vel_local": root_ang_vel_local}
         self._check_state(where, state)
@@ -254,12 +251,11 @@ class Articulation:
         if root_ang_vel is not None:
             quat = self.root_quat if root_quat is None else root_quat
             state["root_ang_vel_local"], state["root_ang_vel"] = quat_rotate_inverse(quat, root_ang_vel), None
-        mask = where[:, None]
         places = {"joint_pos": (self._sim.qpos, self._joint_q), "joint_vel": (self._sim.qvel, self._joint_v)}
         for name, value in state.items():
             if value is not None:
                 target = getattr(self, name)
-                write_where(mask, value, target)
+                write_where(where[:, None], value, target)
                 if name in places and not isinstance(places[name][1], slice):  # `target` is a copy
                     write_columns(*places[name], target)
         self._sim.wrote_state(where)
@@ -269,6 +265,8 @@ class Articulation:
         if not self.free_root and any(state[key] is not None for key in _ROOT_WIDTHS):
             hint = f"Try .mocap({self.body_names[0]!r}).set(where, pos=...)" if self._root_mocap >= 0 else ""
             raise TaskError(f"{call} cannot set the root state of a fixed base", hint=hint)
+        if state["root_ang_vel"] is not None and state["root_ang_vel_local"] is not None:
+            raise TaskError(key=f"{call} root_ang_vel", expected="the world or the local frame", got="both")
         check_shape(f"{call} where", where, (num_envs,))
         if where.dtype != torch.bool:
             raise TaskError(key=f"{call} where", expected="torch.bool", got=where.dtype)

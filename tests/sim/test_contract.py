@@ -77,9 +77,8 @@ def test_written_state_is_read_back(shared):
     quat = torch.nn.functional.normalize(torch.tensor([[0.9, 0.1, -0.2, 0.3]]), dim=1).expand(3, 4)
     spin = torch.tensor([[0.1, 0.2, 0.3]]).expand(3, 3)
     where = only(sim, 1)
-    ant.set_state(
-        where, root_pos=torch.full((3, 3), 2.0), root_quat=quat, root_ang_vel=spin, joint_pos=torch.full((3, 8), 0.1)
-    )
+    pos = {"root_pos": torch.full((3, 3), 2.0), "joint_pos": torch.full((3, 8), 0.1)}
+    ant.set_state(where, root_quat=quat, root_ang_vel=spin, **pos)
     sim.refresh()
     assert torch.equal(ant.joint_pos[1], torch.full((8,), 0.1))
     assert torch.equal(ant.joint_pos[[0, 2]], before[[0, 2]])
@@ -90,6 +89,8 @@ def test_written_state_is_read_back(shared):
     torch.testing.assert_close(ant.bodies(["torso"]).pos[1, 0], torch.full((3,), 2.0))
     ant.set_state(where, root_quat=quat, root_ang_vel_local=spin)
     assert torch.equal(ant.root_ang_vel_local[1], spin[1]) and (ant.root_ang_vel[[0, 2]] == 0).all()
+    with raises(TaskError, got="both"):
+        ant.set_state(where, root_ang_vel=spin, root_ang_vel_local=spin)
 
 
 def test_angular_velocity_is_limited(backend):
