@@ -159,6 +159,11 @@ class Locomotion(Task[Cfg]):
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
         """Return the (possibly weighted) number of joints at their limits."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        _, distance = self._to_target(self.robot.root_pos)  # for an old checkpoint, which lacks `distance`
+        torch.where(self.distance > 0.0, self.distance, distance, out=self.distance)
+
 
     def _torso(self) -> Terms:
         """Return the torso's observation terms, 12 numbers: height, velocities, angles, directions."""
