@@ -322,8 +322,8 @@ class TrackingTask(Legged[TrackingConfig]):
         pos, half_turn, lin_vel, ang_vel, joint_pos, own = noise.split([3, 3, 3, 3, joints, 2 * joints], dim=1)
         torch.where(everyone, own, self.begun, out=self.begun)
         self.lost.masked_fill_(where, False)
-        where = where | self.playhead.over  # also where the clip has ended
-        frame = self.motions.frame(self.playhead.begin(where, unit[:, : Playhead.draws]))
+        where, start = self.playhead.begin(where, unit[:, : Playhead.draws])  # also envs whose clip has ended
+        frame = self.motions.frame(start)
         half = torch.linalg.vector_norm(half_turn, dim=1, keepdim=True)
         turn = torch.cat([half.cos(), torch.sinc(half / math.pi) * half_turn], dim=1)
         self.body.set_state(

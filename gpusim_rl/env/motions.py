@@ -151,7 +151,7 @@ class Playhead(Stateful):
         self._now = torch.zeros_like(self.failures)
         self._chances = torch.zeros_like(self.failures)
         self._ends = torch.zeros_like(self._begins)  # cumulative chances / `PARTS`
-        self.over = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose clip has ended: begin these too
+        self.over = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose clip has ended
         self._set_chances()
 
     def restored(self) -> None:
@@ -174,14 +174,15 @@ class Playhead(Stateful):
         # integers: CUDA's cumsum of floats is nondeterministic
         torch.cumsum((self._chances * PARTS).long(), dim=0, out=self._ends)
 
-    def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> Int[Tensor, " envs"]:
-        """Return start frames, sampled with `unit` (uniform in [0, 1)); masked envs then track the following frames."""
+    def begin(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 2"]) -> tuple[Tensor, Tensor]:
+        """Restart masked envs and those whose clip has ended; return their mask and start frames, drawn by `unit`."""
         chosen = torch.bucketize((unit[:, 0] * self._ends[-1]).long(), self._ends, right=True)
         begin, size = self._bins.index_select(0, chosen).unbind(dim=1)
         start = begin + (unit[:, 1] * size).long()
+        where = where | self.over
         torch.where(where, start + 1, self.index, out=self.index)
         self.over.zero_()
-        return start
+        return where, start
 
     def advance(self, failed: Bool[Tensor, " envs"], diverged: Bool[Tensor, " envs"]) -> Bool[Tensor, " envs"]:
         """Count failed episodes, except diverged ones, and advance by a frame; return the envs whose clip has ended."""

@@ -156,7 +156,7 @@ def test_start_bins_exclude_last_frames_and_stay_in_one_clip() -> None:
     assert sizes == [50, 57, 56, 57, 1]
     unit = torch.cartesian_prod(torch.linspace(0.0, 1.0 - 2.0**-24, 41), torch.linspace(0.0, 1.0 - 2.0**-24, 131))
     everywhere = Playhead(found, len(unit), "adaptive")
-    start = everywhere.begin(torch.ones(len(unit), dtype=torch.bool), unit)
+    _, start = everywhere.begin(torch.ones(len(unit), dtype=torch.bool), unit)
     assert not torch.isin(start, found.last).any()
     assert set(start.tolist()) >= {0, 51, 221, 222} - set(found.last.tolist())
     assert torch.equal(everywhere.index, start + 1)
@@ -169,6 +169,8 @@ def test_playhead_stops_at_the_last_frame_of_its_clip() -> None:
     assert playhead.advance(fine, fine).tolist() == [False, False] and playhead.index.tolist() == [2, 6]
     assert playhead.advance(fine, fine).tolist() == [False, True] and playhead.index.tolist() == [3, 6]
     assert playhead.advance(fine, fine).tolist() == [True, True] and playhead.index.tolist() == [3, 6]
+    restarted, start = playhead.begin(fine, torch.zeros(2, 2))
+    assert restarted.all() and torch.equal(playhead.index, start + 1) and not playhead.over.any()
 
 
 def test_adaptive_starts_follow_recent_failures() -> None:
@@ -190,7 +192,7 @@ def test_adaptive_starts_follow_recent_failures() -> None:
     assert playhead.stats()["start_top_bin"].tolist() == [2.0] * 8
     unit = torch.rand(8192, 2, generator=torch.Generator().manual_seed(0))
     playhead.index, playhead.over = torch.ones(8192, dtype=torch.int64), torch.zeros(8192, dtype=torch.bool)
-    start = playhead.begin(torch.ones(8192, dtype=torch.bool), unit)
+    _, start = playhead.begin(torch.ones(8192, dtype=torch.bool), unit)
     inside = (start >= 100) & (start < 150)
     assert inside.float().mean().item() == pytest.approx(likely, abs=0.02)
     counts = torch.bincount(start[inside] - 100, minlength=50).float()
@@ -207,7 +209,7 @@ def test_uniform_and_first_starts_ignore_failures() -> None:
         for _ in range(50):
             playhead.advance(failed, torch.zeros_like(failed))
         assert playhead.chances().tolist() == pytest.approx(expected)
-        start = playhead.begin(failed, torch.tensor([[0.0, 0.99], [0.4, 0.5], [0.6, 0.0], [0.99, 0.99]]))
+        _, start = playhead.begin(failed, torch.tensor([[0.0, 0.99], [0.4, 0.5], [0.6, 0.0], [0.99, 0.99]]))
         if starts == "first":
             assert start.tolist() == [0, 0, 101, 101]
 
