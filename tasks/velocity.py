@@ -18,7 +18,6 @@ from gpusim_rl.env.pushes import PushConfig, RootPushes
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.settings.schema import Limits, NotNegative, Positive
 from gpusim_rl.sim import Scene, Sim
-from gpusim_rl.sim.masks import write_result
 from gpusim_rl.sim.terrain import Terrain, TerrainConfig
 
 from .robots import HIT, Legged, Rows, SensorGroup, squared_error
@@ -501,8 +500,7 @@ class VelocityTask(Legged[VelocityConfig]):
             needed = torch.linalg.vector_norm(self.command.value[:, :2], dim=1) * (0.5 * cfg.episode_length * self.dt)
             up = done & (self.walked > 0.5 * cfg.rough.patch_size)
             self.levels.move(up=up, down=done & ~up & (self.walked < needed))
-        ahead = self.axes[0].data
-        write_result(self.command.yaw, torch.atan2, ahead[:, 1], ahead[:, 0])
+        self.command.face(self.axes[0].data)
         self.command.count(self.errors[0])
         if cfg.pushes:
             self.pushes.count()

@@ -16,7 +16,7 @@ from gpusim_rl.env.task import Task, control_steps
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.checks import build
 from gpusim_rl.settings.schema import Count, Fraction, Limits, Natural, Positive, Rule
-from gpusim_rl.sim.masks import write_where
+from gpusim_rl.sim.masks import write_result, write_where
 
 LEAST_FORWARD = 0.3  # minimum speed of a forward command [m/s]
 
@@ -172,7 +172,7 @@ class VelocityCommands(Commands):
         self._state = torch.zeros(num, 8, device=device)
         self._drawn = self._state[:, :5]  # x, y, yaw rate, heading [rad, world], time left [s]
         self._kinds = self._state[:, 5:]  # below 0: standing, heading control, forward
-        self.yaw = torch.zeros(num, device=device)  # yaw of the robots [rad]; the task writes it before each call
+        self.yaw = torch.zeros(num, device=device)  # yaw of the robots [rad]; written by `face` and by the task's reset
 
     @property
     def limits(self) -> Float[Tensor, "2 commands"]:
@@ -194,6 +194,10 @@ class VelocityCommands(Commands):
         """Draw new commands in the masked envs and in those that are due, and apply heading control."""
         self._draw(where | (self._drawn[:, 4] <= 0.0), unit)
 
+    def face(self, ahead: Float[Tensor, "envs 3"]) -> None:
+        """Set the robots' yaw by their x axes in the world, for heading control."""
+        write_result(self.yaw, torch.atan2, ahead[:, 1], ahead[:, 0])
+
     def advance(self, unit: Float[Tensor, "envs 8"] | None = None, error: Float[Tensor, " envs"] | None = None) -> None:
         """Count a step and draw due commands; see `count`."""
         self.count(error)
@@ -207,8 +211,7 @@ class VelocityCommands(Commands):
         self._drawn[:, 4].sub_(self._dt)
 
     def _set_stage(self) -> None:
-        stage = torch.bucketize(self._steps, self._begins, right=True)
-        torch.index_select(self._stages, 0, stage, out=self._range)
+        torch.index_select(self._stages, 0, torch.bucketize(self._steps, self._begins, right=True), out=self._range)
 
     def _draw(self, where: Bool[Tensor, " envs"], unit: Float[Tensor, "envs 8"] | None) -> None:
         unit = self._random.uniform(0.0, 1.0, self.draws) if unit is None else unit
@@ -218,10 +221,9 @@ class VelocityCommands(Commands):
 
     def _follow(self) -> None:
         """Apply heading control, turn forward commands ahead, and zero the standing commands."""
-        low, high = self._range[0, :, 2]
+        (low, high), velocity = self._range[0, :, 2], self._drawn[:, :3]
         turn = torch.remainder(self._drawn[:, 3] - self.yaw + math.pi, 2.0 * math.pi)  # pi + the heading error
         rate = torch.rsub(turn, -math.pi * self._gain, alpha=-self._gain).clamp_(low, high)
-        velocity = self._drawn[:, :3]
         standing, heading, forward = (self._kinds < 0.0).split(1, dim=1)
         torch.where(forward, velocity.abs().clamp_(*self._forward), velocity, out=self.value)
         write_where(heading[:, 0], rate, self.value[:, 2])
