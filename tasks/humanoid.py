@@ -62,7 +62,7 @@ class Humanoid(Locomotion[HumanoidConfig]):
         self.near_limit = 0.98 * self.joint_range  # rad from the middle
         self.limit_weight = self.effort_ratio / (self.joint_range - self.near_limit)  # 1/rad
         hips = [self.robot.joint_names.index(f"{side}_hip_x") for side in ("right", "left")]
-        self.start_high[0, hips] = 0.0  # further inwards, the legs would penetrate each other
+        self.start_limits[1, 0, hips] = 0.0  # further inwards, the legs would penetrate each other
         self.scales = {
             "ang_vel": cfg.ang_vel_scale,
             "joint_vel": cfg.joint_vel_scale,

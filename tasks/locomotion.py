@@ -82,15 +82,15 @@ class Locomotion(Task[Cfg]):
         self.joint_range = 0.5 * (self.joint_high - self.joint_low)  # half the range, rad
         # A reference pose can be outside the joint limits, as for Ant's ankles: start at the nearest limit.
         self.start_joint_pos = self.robot.default_joint_pos.clamp(self.joint_low, self.joint_high)
-        # Initial joint positions [rad] and velocities [rad/s]: middle, largest deviation, limits
-        still = torch.zeros_like(self.start_joint_pos)
-        self.start = torch.stack([self.start_joint_pos, still])
+        # Initial joint positions [rad] and velocities [rad/s]: mean, largest deviation, limits (low, high)
+        still, unlimited = torch.zeros_like(self.joint_low), torch.full_like(self.joint_low, torch.inf)
+        self.start_mean = torch.stack([self.start_joint_pos, still])
         self.start_spread = torch.tensor([[0.2], [0.1]], device=self.device)
-        self.start_low = torch.stack([self.joint_low, still - torch.inf])
-        self.start_high = torch.stack([self.joint_high, still + torch.inf])
+        limits = [self.joint_low, -unlimited, self.joint_high, unlimited]
+        self.start_limits = torch.stack(limits).unflatten(0, (2, 2))
         self.target = torch.tensor([TARGET_DISTANCE, 0.0, 0.0], device=self.device)
         self.minus_horizontal = torch.tensor([-1.0, -1.0, 0.0], device=self.device)
-        _, self.start_distance = self._to_target(self.robot.default_root_pos)
+        _, self.start_distance = self._to_target(self.robot.default_root_pos)  # `reset` leaves the root there
         self.distance = torch.zeros(self.num_envs, device=self.device)  # to the target [m]
         self.axes = torch.eye(3, device=self.device).expand(self.num_envs, 3, 3)
         self.alive = torch.ones(self.num_envs, device=self.device)
@@ -104,14 +104,13 @@ class Locomotion(Task[Cfg]):
             "joint_limit_cost": -cfg.joint_limit_cost,
             "death": 0.0,
         }
-        self.weights = torch.tensor(list(weights.values()), device=self.device)[:, None]
-        self.after_fall = torch.zeros_like(self.weights)
-        self.after_fall[-1] = cfg.death_cost
+        self.terms, self.weights = tuple(weights), torch.tensor(list(weights.values()), device=self.device)[:, None]
+        self.after_fall = torch.zeros_like(self.weights)  # rewards of the step in which the robot falls
+        self.after_fall[self.terms.index("death")] = cfg.death_cost
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        num_joints = len(self.robot.joint_names)
-        noise = self.random.uniform(-1.0, 1.0, 2, num_joints)
-        start = torch.addcmul(self.start, noise, self.start_spread).clamp(self.start_low, self.start_high)
+        noise = self.random.uniform(-1.0, 1.0, *self.start_mean.shape)
+        start = torch.addcmul(self.start_mean, noise, self.start_spread).clamp(*self.start_limits)
         self.robot.set_state(where, joint_pos=start[:, 0], joint_vel=start[:, 1])
         torch.where(where, self.start_distance, self.distance, out=self.distance)
 
@@ -145,9 +144,9 @@ class Locomotion(Task[Cfg]):
             "joint_limit_cost": self._at_limit(),
             "death": self.alive,
         }
-        values = torch.stack(list(terms.values())).mul_(self.weights)
+        values = torch.stack([terms[name] for name in self.terms]).mul_(self.weights)
         values = torch.where(self.terminated(), self.after_fall, values)
-        return dict(zip(terms, values.unbind(), strict=True))
+        return dict(zip(self.terms, values.unbind(), strict=True))
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         return self.robot.root_pos[:, 2] < self.cfg.termination_height
@@ -159,11 +158,11 @@ class Locomotion(Task[Cfg]):
     @abstractmethod
     def _at_limit(self) -> Float[Tensor, " envs"]:
         """Return the (possibly weighted) number of joints at their limits."""
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         _, distance = self._to_target(self.robot.root_pos)  # for an old checkpoint, which lacks `distance`
         torch.where(self.distance > 0.0, self.distance, distance, out=self.distance)
-
 
     def _torso(self) -> Terms:
         """Return the torso's observation terms, 12 numbers: height, velocities, angles, directions."""
