@@ -72,11 +72,7 @@ class Eye:
 
 @dataclass(frozen=True, kw_only=True)
 class Robot:
-    """Legged robot of a task. Patterns match joint names; the first match wins.
-
-    Raises:
-        TaskError: Invalid value.
-    """
+    """Legged robot of a task. Patterns match joint names; the first match wins. Invalid values raise TaskError."""
 
     name: str  # folder and file in tasks/assets, unless `file` is set
     root: str  # root body
@@ -89,13 +85,8 @@ class Robot:
     motors: Mapping[str, Motor]  # by pattern
     # Deviation from the pose at which its reward falls to 1/e [rad]: standing, walking, running; by pattern.
     widths: Mapping[str, tuple[float, float, float]]
-    foot_ring: tuple[float, int] = (
-        0.04,
-        4,
-    )  # radius [m] and number of points of the ring around each sole that samples rough ground
-    thighs: tuple[
-        str, ...
-    ] = ()  # parts that must not touch rough ground, named like `feet`; if empty, tilt ends episodes
+    foot_ring: tuple[float, int] = (0.04, 4)  # radius [m] and number of the points of rough ground around each sole
+    thighs: tuple[str, ...] = ()  # parts that must not touch rough ground, like `feet`; if empty, tilt ends episodes
     shanks: tuple[str, ...] = ()  # parts for `shank_contact`, named like `feet`
     trot: tuple[float, ...] = ()  # 1 for feet that swing together in a trot, -1 for the others, ordered like `feet`
     elliptic: bool = False  # elliptic friction cones, with an `impratio` of 10
@@ -177,11 +168,7 @@ class Robot:
             place.add_site(name=f"robot/{site}", pos=pos)
 
     def add_eye(self, scene: Scene) -> None:
-        """Add the depth camera as "eye" to a scene with the robot; it renders only geoms fixed to the world.
-
-        Raises:
-            ConfigError: The robot has no depth camera.
-        """
+        """Add the depth camera "eye", which renders only geoms fixed to the world; raise ConfigError without `eye`."""
         eye = self.eye
         if eye is None:
             problem = f"robot {self.name!r} has no depth camera (`eye`)"
@@ -244,6 +231,8 @@ class Legged(Task[Cfg]):
         "actions": "last action",
     }
     per_env_errors: ClassVar = ("encoder_bias",)
+    encoder_bias: Float[Tensor, "envs joints"]  # rad; allocated by subclasses, with all else that `reset` sets
+    last_actions: Float[Tensor, "envs actions"]  # of the previous control step; allocated by subclasses
 
     def __init_subclass__(cls) -> None:
         doc = cls.__doc__ or ""
@@ -273,15 +262,13 @@ class Legged(Task[Cfg]):
         low, high = body.joint_limits.unbind(dim=1)
         self.mid = (0.5 * (low + high)).nan_to_num_(nan=0.0)  # joints without limits
         self.half_range = 0.5 * SOFT_LIMIT * (high - low)
-        self.half_turn = torch.tensor([[0.5 * math.pi, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.5]], device=self.device)
+        self.quat_sines = sines("cos/2 0 0 sin/2", self.device)  # of the quaternion of a rotation about z
         self.soft_limits = self.mid - self.half_range, self.mid + self.half_range
-        self.encoder_bias = torch.zeros(self.num_envs, len(names), device=self.device)
-        self.last_actions = torch.zeros(self.num_envs, self.num_actions, device=self.device)
 
     def about_z(self, yaw: Float[Tensor, "envs 1"]) -> Float[Tensor, "envs 4"]:
         """Return the quaternions of rotations about z by `yaw` [rad]."""
-        phase, share = self.half_turn
-        return torch.addcmul(phase, yaw, share).sin_()  # cos(x) is sin(x + pi / 2)
+        phase, factor = self.quat_sines
+        return torch.addcmul(phase, yaw, factor).sin_()
 
     def beyond_limits(self) -> Float[Tensor, " envs"]:
         """Return the sum of joint angles beyond the middle 90 % of their range [rad]."""
@@ -291,6 +278,17 @@ class Legged(Task[Cfg]):
     def action_change(self) -> Float[Tensor, " envs"]:
         """Return the squared change of the actions since the last control step."""
         return squared_error(self.actions, self.last_actions).sum(dim=1)
+
+
+def sines(entries: str, device: torch.device) -> Float[Tensor, "2 entries"]:
+    """Return phase and factor of each entry of a rotation, sin(phase + factor * angle), to compute all in one kernel.
+
+    Entries: `0`, `1`, `sin`, `cos`, `-sin`, and those of half the angle, such as `sin/2`.
+    """
+    quarter = 0.5 * math.pi
+    kinds = {"0": (0.0, 0.0), "1": (quarter, 0.0), "sin": (0.0, 1.0), "cos": (quarter, 1.0), "-sin": (0.0, -1.0)}
+    kinds |= {f"{name}/2": (phase, 0.5 * factor) for name, (phase, factor) in kinds.items()}
+    return torch.tensor([kinds[entry] for entry in entries.split()], device=device).T.contiguous()
 
 
 def squared_error(a: Float[Tensor, "*batch"], b: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:

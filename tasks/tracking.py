@@ -19,7 +19,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.schema import Bounds, NotNegative, Positive
 from gpusim_rl.sim import Scene, Sim
 
-from .robots import HIT, Legged, Rows
+from .robots import HIT, Legged, Rows, sines
 
 SPIN = 0.1  # weight of squared angle [rad2] or rate [rad2/s2] relative to squared distance or speed, in `deepmimic`
 
@@ -120,45 +120,36 @@ class BodyStates(NamedTuple):
 class Errors(NamedTuple):
     """Errors of a control step shared by several reward terms."""
 
-    anchor: Tensor  # distance of the robot's anchor from the clip's, in the world [m], [num_envs]
-    away: Tensor  # distance of the bodies from their targets [m], [num_envs, bodies, 3]
-    half_turn: Tensor  # half angle from the targets, then from the anchor of the clip, [rad], [num_envs, bodies + 1]
-    joints: Tensor  # rad, [num_envs, joints]
+    anchor_distance: Tensor  # from the clip's anchor to the robot's, in the world [m], [num_envs]
+    offset: Tensor  # from the bodies to their targets [m], [num_envs, bodies, 3]
+    half_angle: Tensor  # of the bodies to their targets, then of the anchor to the clip's [rad], [num_envs, bodies + 1]
+    joint_pos: Tensor  # rad, [num_envs, joints]
 
 
-def outer(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 16"]:
-    """Return the products of all pairs of components; `table` turns them into products of quaternions."""
+def quat_pairs(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 16"]:
+    """Return the products of each component of `a` with each component of `b`."""
     return (a[..., :, None] * b[..., None, :]).flatten(-2)
 
 
-def table(product: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> Float[Tensor, "16 size"]:
-    """Return the matrix T of a bilinear function of two quaternions, whose value is outer(a, b) @ T."""
+def pair_matrix(function: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> Float[Tensor, "16 size"]:
+    """Return the matrix with function(a, b) = quat_pairs(a, b) @ matrix, for a function linear in both quaternions.
+
+    One matrix product replaces the kernels of a formula.
+    """
     unit = torch.eye(4)
-    return product(unit.repeat_interleave(4, dim=0), unit.repeat(4, 1)).to(device)
+    return function(unit.repeat_interleave(4, dim=0), unit.repeat(4, 1)).to(device)
 
 
-def axes(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 9"]:
-    """Return the x, y and z axes of frames with the orientation a = b."""
-    vectors = torch.eye(4)[1:, None].expand(3, *a.shape)
-    rotated = [quat_multiply(quat_multiply(a, vector), quat_conjugate(b))[..., 1:] for vector in vectors]
-    return torch.cat(rotated, dim=-1)
+def frame_axes(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 9"]:
+    """Return the x, y and z axes of a frame whose orientation is a = b."""
+    axes = torch.eye(4)[1:, None].expand(3, *a.shape)
+    return torch.cat([quat_multiply(quat_multiply(a, axis), quat_conjugate(b))[..., 1:] for axis in axes], dim=-1)
 
 
-def yaw_back(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 2"]:
-    """Return sine and cosine, times 0.5, of the yaw of the inverse of the rotation a = b."""
+def inverse_yaw(a: Float[Tensor, "*batch 4"], b: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batch 2"]:
+    """Return half the sine and half the cosine of the yaw of the inverse of a rotation a = b."""
     (aw, ax, ay, az), (bw, bx, by, bz) = a.unbind(-1), b.unbind(-1)
     return torch.stack([ax * by - aw * bz, 0.5 * (aw * bw + ax * bx - ay * by - az * bz)], dim=-1)
-
-
-def waves(rows: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return phase and factor of the sines that are the entries of a matrix: c(os), s(in), n(egative sin), 0, 1.
-
-    Capital letters are of the whole angle, others of its half.
-    """
-    kinds = {"c": (0.5, 0.5), "s": (0.0, 0.5), "n": (0.0, -0.5), "C": (0.5, 1.0), "S": (0.0, 1.0), "N": (0.0, -1.0)}
-    kinds |= {"0": (0.0, 0.0), "1": (0.5, 0.0)}
-    phase, factor = torch.tensor([kinds[letter] for letter in rows], device=device).unbind(dim=1)
-    return math.pi * phase, factor
 
 
 class TrackingTask(Legged[TrackingConfig]):
@@ -171,8 +162,8 @@ class TrackingTask(Legged[TrackingConfig]):
     (horizontal), friction and centres of mass.
 
     `task.clips` lists the clips: names in tasks/assets/motions, or paths of .npz files (docs/motion.md#clips). Each env
-    tracks a clip frame by frame. At the end of the clip the robot is reset to another frame and the episode continues,
-    as in mjlab; `final_obs` of that step has the clip's last frame.
+    tracks a clip frame by frame. At the end of a clip, `reset` (subclasses must call it) moves the robot to another
+    frame and the episode continues, as in mjlab; `final_obs` of that step has the clip's last frame.
 
     An action is a joint target offset from the robot's pose, or with `action_around=clip` from the clip's joints, which
     keeps an untrained policy near the clip. Body targets are the clip's bodies, moved to the robot's `anchor` in x and
@@ -272,13 +263,16 @@ class TrackingTask(Legged[TrackingConfig]):
         self.followed = body.bodies(self.bodies)
         self.anchor_index, self.root_index = self.bodies.index(self.anchor), self.bodies.index(robot.root)
         self.end_index = torch.tensor([self.bodies.index(end) for end in self.ends], device=device)
-        self.limits = self._limits()
+        # Limits of the height error of each body, then of half the anchor's tilt error
+        limits = dict.fromkeys(self.bodies, math.inf) | dict.fromkeys(self.ends, cfg.end_height_limit)
+        limits[self.anchor] = min(limits[self.anchor], cfg.anchor_height_limit)
+        self.limits = torch.tensor([*limits.values(), 0.5 * cfg.anchor_tilt_limit], device=device)
         self.self_contact = body.sensor("self_contact") if cfg.costs.self_contact else None
 
         terms = cfg.terms
-        # Of squared errors. Norms over bodies become root mean squares, and half angles angles.
-        scales = self._scales() if cfg.reward == "beyondmimic" else {}
-        sharpness = [scales.get(name, 1.0) / term.sigma for name, term in terms.items()]
+        # exp(-squared error / sigma squared) = exp(sharpness x (error / factor) squared)
+        factors = self._factors() if cfg.reward == "beyondmimic" else {}
+        sharpness = [factors.get(name, 1.0) / term.sigma for name, term in terms.items()]
         self.sharpness = -torch.tensor(sharpness, device=device).square_()[:, None]
         costs = [cfg.costs.action_rate, cfg.costs.joint_limits]
         costs += [cfg.costs.self_contact * cfg.decimation] if cfg.costs.self_contact else []
@@ -286,50 +280,49 @@ class TrackingTask(Legged[TrackingConfig]):
         self.weights = self.dt * torch.tensor(weights, device=device)[:, None]
         self.terms = (*terms, "action_rate", "joint_limits", "self_contact")[: len(weights)]
 
-        noise, bias = cfg.start_noise, [cfg.encoder_bias] * len(self.pose)
-        half_turn = [0.5 * angle for angle in noise.rot]
-        bounds = [*noise.pos, *half_turn, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * len(self.pose)]
-        bound = torch.tensor([*bounds, *bias, *[0.0] * len(self.pose)], device=device)
-        self.start_noise = -bound, bound
-        # What `reset` sets, side by side; before its views, so that a checkpoint without it restores them
-        self.begun = torch.zeros(num, 2 * len(self.pose), device=device)
-        del self.encoder_bias, self.last_actions
-        self.encoder_bias, self.last_actions = self.begun.split(len(self.pose), dim=1)
-        self.hit = torch.zeros(num, device=device)  # 1.0 for a self-contact
-        self.product, self.difference = (table(f, device) for f in (quat_multiply, quat_difference))
-        self.to_axes, self.to_yaw = table(axes, device), table(yaw_back, device)
-        # Rotation about z of row vectors, then of quaternions
-        self.turn_waves = waves("CS0NC0001c00s0cs00nc0n00c", device)
+        self._allocate_reset_values()
+        self.self_hit = torch.zeros(num, device=device)  # 1.0 for a contact of the robot with itself
+        self.to_product, self.to_difference = pair_matrix(quat_multiply, device), pair_matrix(quat_difference, device)
+        self.to_axes, self.to_inverse_yaw = pair_matrix(frame_axes, device), pair_matrix(inverse_yaw, device)
+        # Rotations about z: vector @ matrix, and quaternion @ matrix
+        turn_vector = "cos sin 0  -sin cos 0  0 0 1"
+        turn_quat = "cos/2 0 0 sin/2  0 cos/2 sin/2 0  0 -sin/2 cos/2 0  -sin/2 0 0 cos/2"
+        self.turn_sines = sines(f"{turn_vector} {turn_quat}", device)
         self.errors = torch.zeros(3, num, device=device)  # errors of bodies [m], anchor [m] and joints [rad]
         self.lost = torch.zeros(num, dtype=torch.bool, device=device)  # envs whose robot is too far from its clip
 
-    def _limits(self) -> Float[Tensor, " limits"]:
-        """Return the limits of the height error of each body, then of the tilt of the anchor / 2, for `terminated`."""
-        cfg, limits = self.cfg, dict.fromkeys(self.bodies, math.inf)
-        limits |= dict.fromkeys(self.ends, cfg.end_height_limit)
-        limits[self.anchor] = min(limits[self.anchor], cfg.anchor_height_limit)
-        return torch.tensor([*limits.values(), 0.5 * cfg.anchor_tilt_limit], device=self.device)
+    def _allocate_reset_values(self) -> None:
+        """Allocate what `reset` draws or zeroes in one tensor, and the bounds of all that it draws."""
+        noise, joints = self.cfg.start_noise, len(self.pose)
+        half_turn = [0.5 * angle for angle in noise.rot]
+        bounds = [*noise.pos, *half_turn, *noise.lin_vel, *noise.ang_vel, *[noise.joint_pos] * joints]
+        bound = torch.tensor([*bounds, *[self.cfg.encoder_bias] * joints, *[0.0] * joints], device=self.device)
+        self.reset_bounds = -bound, bound
+        # Before its views: a checkpoint restores tensors in this order, and an old one has only the views.
+        self.reset_values = torch.zeros(self.num_envs, 2 * joints, device=self.device)
+        self.encoder_bias, self.last_actions = self.reset_values.split(joints, dim=1)
 
-    def _scales(self) -> dict[str, float]:
-        """Return the factors of the errors of `_beyondmimic`."""
+    def _factors(self) -> dict[str, float]:
+        """Return the factors that make the norms of `_beyondmimic` root mean squares, and half angles angles."""
         mean = 1.0 / math.sqrt(len(self.bodies))
         return {"anchor_ori": 2.0, "body_pos": mean, "body_ori": 2.0 * mean, "body_lin_vel": mean, "body_ang_vel": mean}
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        root, joints, everyone = self.root_index, len(self.pose), where[:, None]
-        unit = self.random.uniform(0.0, 1.0, Playhead.draws + len(self.start_noise[0]))
-        noise = torch.lerp(*self.start_noise, unit[:, Playhead.draws :])
-        pos, half_turn, lin_vel, ang_vel, joint_pos, own = noise.split([3, 3, 3, 3, joints, 2 * joints], dim=1)
-        torch.where(everyone, own, self.begun, out=self.begun)
+        root, joints = self.root_index, len(self.pose)
+        low, high = self.reset_bounds
+        unit = self.random.uniform(0.0, 1.0, Playhead.draws + len(low))
+        drawn = torch.lerp(low, high, unit[:, Playhead.draws :])
+        pos, half_turn, lin_vel, ang_vel, joint_pos, values = drawn.split([3, 3, 3, 3, joints, 2 * joints], dim=1)
+        torch.where(where[:, None], values, self.reset_values, out=self.reset_values)
         self.lost.masked_fill_(where, False)
-        where, start = self.playhead.begin(where, unit[:, : Playhead.draws])  # also envs whose clip has ended
+        placed, start = self.playhead.begin(where, unit[:, : Playhead.draws])  # also envs whose clip has ended
         frame = self.motions.frame(start)
-        half = torch.linalg.vector_norm(half_turn, dim=1, keepdim=True)
-        turn = torch.cat([half.cos(), torch.sinc(half / math.pi) * half_turn], dim=1)
+        half_angle = torch.linalg.vector_norm(half_turn, dim=1, keepdim=True)
+        turn = torch.cat([half_angle.cos(), torch.sinc(half_angle / math.pi) * half_turn], dim=1)
         self.body.set_state(
-            where,
+            placed,
             root_pos=frame.body_pos[:, root] + pos,
-            root_quat=outer(turn, frame.body_quat[:, root]) @ self.product,
+            root_quat=quat_pairs(turn, frame.body_quat[:, root]) @ self.to_product,
             root_lin_vel=frame.body_lin_vel[:, root] + lin_vel,
             root_ang_vel=frame.body_ang_vel[:, root] + ang_vel,
             joint_pos=torch.clamp(frame.joint_pos + joint_pos, *self.soft_limits),
@@ -343,18 +336,21 @@ class TrackingTask(Legged[TrackingConfig]):
 
     def observe(self) -> dict[str, Terms]:
         body, frame, anchor = self.body, self._frame(), self.anchor_index
-        # Axes of the clip's anchor and of the bodies; those two anchors are the frames in which to observe them.
+        # Quaternions, and x and y axes in the world, of the clip's anchor and of the robot's bodies
         quat = torch.cat([frame.body_quat[:, None, anchor], self.followed.quat], dim=1)
-        pairs = outer(quat, quat)
-        first_axes = (pairs @ self.to_axes[:, :6]).unflatten(2, (2, 3)).flatten(1, 2)
-        clip_axes, robot_axes = (pairs[:, :: anchor + 1][:, :2] @ self.to_axes).unflatten(2, (3, 3)).mT.unbind(dim=1)
-        away = self.followed.pos - frame.body_pos[:, None, anchor]
-        at = away[:, anchor, None]
+        pairs = quat_pairs(quat, quat)
+        xy_axes = (pairs @ self.to_axes[:, :6]).unflatten(2, (2, 3)).flatten(1, 2)
+        # Matrices with the axes of the two anchors as columns: vectors @ matrix are the vectors in that frame.
+        anchors = pairs[:, :: anchor + 1][:, :2]
+        to_clip, to_robot = (anchors @ self.to_axes).unflatten(2, (3, 3)).mT.unbind(dim=1)
+        from_clip = self.followed.pos - frame.body_pos[:, None, anchor]
+        to_anchor = from_clip[:, anchor, None]  # from the clip's to the robot's
         clip = {
             "ref_joint_pos": frame.joint_pos,
             "ref_joint_vel": frame.joint_vel,
-            "anchor_pos": torch.baddbmm(at, at, robot_axes, beta=0.0, alpha=-1.0).flatten(1),
-            "anchor_axes": (first_axes[:, :2] @ robot_axes).flatten(1),
+            # -to_anchor @ to_robot in one kernel
+            "anchor_pos": torch.baddbmm(to_anchor, to_anchor, to_robot, beta=0.0, alpha=-1.0).flatten(1),
+            "anchor_axes": (xy_axes[:, :2] @ to_robot).flatten(1),
         }
         own = {
             "lin_vel": self.lin_vel.data,
@@ -364,8 +360,8 @@ class TrackingTask(Legged[TrackingConfig]):
             "actions": self.actions,
         }
         privileged = {
-            "body_pos": (away @ clip_axes).flatten(1),
-            "body_axes": (first_axes[:, 2:] @ clip_axes).flatten(1),
+            "body_pos": (from_clip @ to_clip).flatten(1),
+            "body_axes": (xy_axes[:, 2:] @ to_clip).flatten(1),
         }
         return {
             "policy": {**clip, **own, "joint_pos": own["joint_pos"] + self.encoder_bias},
@@ -374,40 +370,43 @@ class TrackingTask(Legged[TrackingConfig]):
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         frame, now = self._frame(), BodyStates(*self.followed.state())
-        errors = self._beyondmimic if self.cfg.reward == "beyondmimic" else self._deepmimic
-        terms = {**errors(frame, now, self._errors(frame, now)), **self._costs()}
+        method = self._beyondmimic if self.cfg.reward == "beyondmimic" else self._deepmimic
+        terms = {**method(frame, now, self._errors(frame, now)), **self._costs()}
         values = torch.stack([terms[name] for name in self.terms])
         values[: len(self.sharpness)].square_().mul_(self.sharpness).exp_()
         return dict(zip(self.terms, values * self.weights, strict=True))
 
     def _errors(self, frame: Frame, now: BodyStates) -> Errors:
-        """Compare the bodies with the clip's, at the x and y of the robot's anchor and turned to its yaw."""
+        """Compare the bodies with the clip's, moved to the x and y of the robot's anchor and rotated to its yaw."""
         anchor = self.anchor_index
-        at, at_clip = now.pos[:, anchor], frame.body_pos[:, anchor]
-        turn = outer(frame.body_quat, now.quat) @ self.difference  # from the robot to the clip, world frame
-        sine, cosine = (outer(turn[:, anchor], turn[:, anchor]) @ self.to_yaw).split(1, dim=1)
-        phase, factor = self.turn_waves
-        matrices = torch.addcmul(phase, torch.atan2(sine, cosine), factor).sin_()
-        about_z, quat_about_z = matrices[:, :9].unflatten(1, (3, 3)), matrices[:, 9:].unflatten(1, (4, 4))
-        origin = torch.cat([at[:, :2], at_clip[:, 2:]], dim=1)[:, None]
-        away = torch.baddbmm(now.pos - origin, frame.body_pos - at_clip[:, None], about_z, beta=-1.0)
-        turns = torch.cat([turn @ quat_about_z, turn[:, anchor, None]], dim=1)
-        half_turn = torch.atan2(torch.linalg.vector_norm(turns[..., 1:], dim=2), turns[..., 0].abs())
-        joints = frame.joint_pos - self.body.joint_pos
-        torch.mean(torch.linalg.vector_norm(away, dim=2), dim=1, out=self.errors[0])
-        torch.linalg.vector_norm(at_clip - at, dim=1, out=self.errors[1])
-        torch.mean(joints.abs(), dim=1, out=self.errors[2])
-        return Errors(self.errors[1], away, half_turn, joints)
+        anchor_pos, clip_pos = now.pos[:, anchor], frame.body_pos[:, anchor]
+        rotation = quat_pairs(frame.body_quat, now.quat) @ self.to_difference  # from the bodies to the clip's, world
+        pairs = quat_pairs(rotation[:, anchor], rotation[:, anchor])
+        sine, cosine = (pairs @ self.to_inverse_yaw).split(1, dim=1)  # of the yaw from the clip's anchor to the robot's
+        phase, factor = self.turn_sines
+        turn_vector, turn_quat = torch.addcmul(phase, torch.atan2(sine, cosine), factor).sin_().split([9, 16], dim=1)
+        # offset = target - position; target = origin + turned (clip - clip's anchor)
+        origin = torch.cat([anchor_pos[:, :2], clip_pos[:, 2:]], dim=1)[:, None]
+        from_anchor = frame.body_pos - clip_pos[:, None]
+        offset = torch.baddbmm(now.pos - origin, from_anchor, turn_vector.unflatten(1, (3, 3)), beta=-1.0)
+        # from the bodies to their targets, then from the anchor to the clip's
+        rotations = torch.cat([rotation @ turn_quat.unflatten(1, (4, 4)), rotation[:, anchor, None]], dim=1)
+        half_angle = torch.atan2(torch.linalg.vector_norm(rotations[..., 1:], dim=2), rotations[..., 0].abs())
+        joint_pos = frame.joint_pos - self.body.joint_pos
+        torch.mean(torch.linalg.vector_norm(offset, dim=2), dim=1, out=self.errors[0])
+        torch.linalg.vector_norm(clip_pos - anchor_pos, dim=1, out=self.errors[1])
+        torch.mean(joint_pos.abs(), dim=1, out=self.errors[2])
+        return Errors(self.errors[1], offset, half_angle, joint_pos)
 
     def _beyondmimic(self, frame: Frame, now: BodyStates, errors: Errors) -> dict[str, Float[Tensor, " envs"]]:
-        """Return the error / scale of each term of `BeyondMimicConfig`, see `_scales`."""
-        off = (frame.body_vel - now.vel).unflatten(2, (2, 3))
-        ang_vel, lin_vel = torch.linalg.vector_norm(off, dim=(1, 3)).unbind(dim=1)
+        """Return the error of each term of `BeyondMimicConfig` / its factor (`_factors`)."""
+        norm, vel = torch.linalg.vector_norm, (frame.body_vel - now.vel).unflatten(2, (2, 3))
+        ang_vel, lin_vel = norm(vel, dim=(1, 3)).unbind(dim=1)
         return {
-            "anchor_pos": errors.anchor,
-            "anchor_ori": errors.half_turn[:, -1],
-            "body_pos": torch.linalg.vector_norm(errors.away, dim=(1, 2)),
-            "body_ori": torch.linalg.vector_norm(errors.half_turn[:, :-1], dim=1),
+            "anchor_pos": errors.anchor_distance,
+            "anchor_ori": errors.half_angle[:, -1],
+            "body_pos": norm(errors.offset, dim=(1, 2)),
+            "body_ori": norm(errors.half_angle[:, :-1], dim=1),
             "body_lin_vel": lin_vel,
             "body_ang_vel": ang_vel,
         }
@@ -415,14 +414,15 @@ class TrackingTask(Legged[TrackingConfig]):
     def _deepmimic(self, frame: Frame, now: BodyStates, errors: Errors) -> dict[str, Float[Tensor, " envs"]]:
         """Return the error of each term of `DeepMimicConfig`."""
         body, root, norm, spin = self.body, self.root_index, torch.linalg.vector_norm, math.sqrt(SPIN)
-        turn = quat_angle(frame.body_quat[:, root], now.quat[:, root])
+        pos = norm(frame.body_pos[:, root] - now.pos[:, root], dim=1)
+        lin_vel = norm(frame.body_lin_vel[:, root] - body.root_lin_vel, dim=1)
         ang_vel = norm(frame.body_ang_vel[:, root] - body.root_ang_vel, dim=1)
         return {
-            "joint_pos": norm(errors.joints, dim=1),
+            "joint_pos": norm(errors.joint_pos, dim=1),
             "joint_vel": norm(frame.joint_vel - body.joint_vel, dim=1),
-            "root_pose": torch.hypot(norm(frame.body_pos[:, root] - now.pos[:, root], dim=1), spin * turn),
-            "root_vel": torch.hypot(norm(frame.body_lin_vel[:, root] - body.root_lin_vel, dim=1), spin * ang_vel),
-            "end_pos": norm(errors.away.index_select(1, self.end_index), dim=(1, 2)),
+            "root_pose": torch.hypot(pos, spin * quat_angle(frame.body_quat[:, root], now.quat[:, root])),
+            "root_vel": torch.hypot(lin_vel, spin * ang_vel),
+            "end_pos": norm(errors.offset.index_select(1, self.end_index), dim=(1, 2)),
         }
 
     def _costs(self) -> dict[str, Float[Tensor, " envs"]]:
@@ -430,16 +430,16 @@ class TrackingTask(Legged[TrackingConfig]):
         costs = {"action_rate": self.action_change(), "joint_limits": self.beyond_limits()}
         if self.self_contact is not None:
             force = torch.linalg.vector_norm(self.self_contact.data[:, 1:], dim=1)
-            costs["self_contact"] = torch.gt(force, HIT, out=self.hit)
+            costs["self_contact"] = torch.gt(force, HIT, out=self.self_hit)
         return costs
 
     def terminated(self) -> Bool[Tensor, " envs"]:
         anchor, frame = self.anchor_index, self._frame()
-        above = frame.body_pos[..., 2] - self.followed.pos[..., 2]
-        # Squared x and y of the quaternions: the up axis of a frame has z = 1 - 2 (x2 + y2).
-        up, up_clip = self.followed.quat[:, anchor, 1:3], frame.body_quat[:, anchor, 1:3]
-        tilt = torch.addcmul(up.square(), up_clip, up_clip, value=-1.0).sum(dim=1, keepdim=True)
-        return torch.any(torch.cat([above, tilt], dim=1).abs_() > self.limits, dim=1, out=self.lost)
+        height = frame.body_pos[..., 2] - self.followed.pos[..., 2]
+        # The z component of the up axis of a quaternion is 1 - 2 (x^2 + y^2).
+        xy, clip_xy = self.followed.quat[:, anchor, 1:3], frame.body_quat[:, anchor, 1:3]
+        half_tilt = torch.addcmul(xy.square(), clip_xy, clip_xy, value=-1.0).sum(dim=1, keepdim=True)
+        return torch.any(torch.cat([height, half_tilt], dim=1).abs_() > self.limits, dim=1, out=self.lost)
 
     def advance(self, done: Bool[Tensor, " envs"]) -> None:
         self.last_actions.copy_(self.actions)

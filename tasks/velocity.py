@@ -67,10 +67,7 @@ class VelocityConfig(TaskConfig):
 
 
 class Stride(NamedTuple):
-    """Quantities of a control step shared by several reward terms.
-
-    Shapes are [num_envs], or [num_envs, feet].
-    """
+    """Quantities of a control step shared by several reward terms, [num_envs] or [num_envs, feet]."""
 
     lin_error: Tensor  # squared error of the root's velocity [m2/s2]
     ang_error: Tensor  # squared error of the root's angular velocity [rad2/s2]
@@ -108,7 +105,7 @@ class VelocityTask(Legged[VelocityConfig]):
     read once per control step, not per physics step, and a hit in the last physics step counts for the whole control
     step; contact forces are on the feet, not on the ground; encoder biases are drawn per episode; the slope of rough
     ground is a least-squares fit; `heights` are noisy only with noise in `task.observations` (mjlab: +-0.02);
-    `reset` draws commands and pushes, so that `final_obs` has the command of the step.
+    `reset` (subclasses must call it) draws commands and pushes, so that `final_obs` has the command of the step.
 
     Reward terms, multiplied by weight and control step; terms of weight 0 are not computed. To add a term, a subclass
     sets `terms = {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. Terms of each
@@ -301,16 +298,14 @@ class VelocityTask(Legged[VelocityConfig]):
             problem = f"the robot's `trot` needs one number for each of {len(robot.feet)} feet, got {len(robot.trot)}"
             raise ConfigError(problem, key="task.weights.trot", hint="Try task.weights.trot=0")
         self.trot = torch.tensor(robot.trot, dtype=torch.float32, device=device)
-        named = [name for name in self.terms if name in weights]
-        self.weighted = sorted(named, key=lambda name: not isinstance(self.terms[name], Near))  # exponentials first
-        nears = {name: term for name in named if isinstance(term := self.terms[name], Near)}
-        self.exponents = {name: term.squared for name, term in nears.items()}
-        widths = [term.width(cfg) for term in nears.values()]
+        terms = {name: term for name, term in self.terms.items() if name in weights}
+        self.weighted = sorted(terms, key=lambda name: not isinstance(terms[name], Near))  # exponentials first
+        widths = [term.width(cfg) for term in terms.values() if isinstance(term, Near)]
         self.sharpness = torch.tensor([-1.0 / width for width in widths], device=device)[:, None]
         self.weights = self.dt * torch.tensor([weights[name] for name in self.weighted], device=device)[:, None]
         self.eye = None if cfg.vision is None else sim.camera("eye")
 
-        self._use_starts()
+        self._allocate_reset_values()
         self.zeros = torch.zeros(num, 3, device=device)
         self.touches = torch.zeros(num, len(robot.feet), dtype=torch.bool, device=device)  # set by rewards()
         self.speeds = torch.zeros(2, num, 2, device=device)  # errors and commands of velocity [m/s], yaw rate [rad/s]
@@ -323,19 +318,19 @@ class VelocityTask(Legged[VelocityConfig]):
         if self.ground is not None:
             self._use_patches(len(self.ground.kinds), cfg.rough.levels)
 
-    def _use_starts(self) -> None:
-        """Allocate what `reset` sets, side by side, so that it is drawn and written at once."""
+    def _allocate_reset_values(self) -> None:
+        """Allocate what `reset` draws or zeroes in one tensor, and the bounds of all that it draws."""
         cfg, joints, feet, height = self.cfg, len(self.pose), len(self.robot.feet), self.robot.height
         bias, (least, most) = cfg.encoder_bias, cfg.start_height
         bounds = [[-0.5, 0.5], [-0.5, 0.5], [height + least, height + most], [-math.pi, math.pi], cfg.push.interval]
         bounds += [[-bias, bias]] * joints + [[0.0, 0.0]] * (joints + 3 * feet)
-        # Before its views, so that a checkpoint without it restores them.
-        self.begun = torch.zeros(self.num_envs, len(bounds), device=self.device)
-        pos, yaw, wait, bias, actions, swing, touched = self.begun.split([3, 1, 1, joints, joints, 2 * feet, feet], 1)
+        # Before its views: a checkpoint restores tensors in this order, and an old one has only the views.
+        self.reset_values = torch.zeros(self.num_envs, len(bounds), device=self.device)
+        sizes = [3, 1, 1, joints, joints, 2 * feet, feet]
+        pos, yaw, wait, bias, actions, swing, touched = self.reset_values.split(sizes, dim=1)
         self.command = VelocityCommands(self, cfg.command)
         self.pushes = RootPushes(cfg.push, self.body, self.num_envs, self.dt, self.device)
-        self.bounds = torch.cat([self.pushes.bounds, torch.tensor(bounds, device=self.device).T], dim=1)
-        del self.encoder_bias, self.last_actions
+        self.reset_bounds = torch.cat([self.pushes.bounds, torch.tensor(bounds, device=self.device).T], dim=1)
         self.origin = pos  # where the episode began, or the middle of its patch [m]
         self.command.yaw, self.pushes.wait = yaw[:, 0], wait[:, 0]
         self.encoder_bias, self.last_actions = bias, actions
@@ -360,12 +355,12 @@ class VelocityTask(Legged[VelocityConfig]):
         self.levels = Levels(self, levels, initial=torch.arange(num) % max(1, levels // 2))
 
     def reset(self, where: Bool[Tensor, " envs"]) -> None:
-        everyone, pos, yaw = where[:, None], self.begun[:, :3], self.begun[:, 3:4]
-        unit = self.random.uniform(0.0, 1.0, self.bounds.shape[1] + VelocityCommands.draws)
-        low, high = self.bounds
-        drawn = torch.lerp(low, high, unit[:, : -VelocityCommands.draws])
-        push, start = drawn.tensor_split([RootPushes.draws], dim=1)
-        torch.where(everyone, start, self.begun, out=self.begun)
+        everyone, (pos, yaw, _) = where[:, None], self.reset_values.tensor_split([3, 4], dim=1)
+        low, high = self.reset_bounds
+        unit = self.random.uniform(0.0, 1.0, len(low) + VelocityCommands.draws)
+        drawn, command = torch.lerp(low, high, unit[:, : len(low)]), unit[:, len(low) :]
+        push, values = drawn.tensor_split([RootPushes.draws], dim=1)
+        torch.where(everyone, values, self.reset_values, out=self.reset_values)
         if self.ground is not None:
             level = self.levels.value.clamp(max=self.levels.count - 1)  # a resumed run may have had more levels
             torch.where(everyone, self.ground.origins[level, self.column], self.origin, out=self.origin)
@@ -377,8 +372,8 @@ class VelocityTask(Legged[VelocityConfig]):
             root_ang_vel_local=self.zeros,
             joint_pos=self.pose.expand(self.num_envs, -1),
         )
-        # The same draw has the commands and pushes that are due in other envs.
-        self.command.resample(where, unit[:, -VelocityCommands.draws :])
+        # Commands and pushes that are due in other envs use the same draw.
+        self.command.resample(where, command)
         if self.cfg.pushes:
             self.pushes.push(push, self.axes.data)
 
@@ -414,7 +409,8 @@ class VelocityTask(Legged[VelocityConfig]):
 
     def rewards(self) -> dict[str, Float[Tensor, " envs"]]:
         now = self._stride()
-        terms = {name: self.exponents.get(name, self.terms[name])(self, now) for name in self.weighted}
+        chosen = ((name, self.terms[name]) for name in self.weighted)
+        terms = {name: (term.squared if isinstance(term, Near) else term)(self, now) for name, term in chosen}
         by_foot = {name: term for name, term in terms.items() if term.shape == self.touches.shape}
         if by_foot:
             terms |= zip(by_foot, torch.stack([*by_foot.values()]).sum(dim=2), strict=True)
@@ -422,21 +418,22 @@ class VelocityTask(Legged[VelocityConfig]):
             if term.shape != (self.num_envs,):
                 raise TaskError(key=f"reward {name!r}", expected=f"shape [{self.num_envs}]", got=[*term.shape])
         values = torch.stack([*terms.values()])
-        values[: len(self.exponents)].mul_(self.sharpness).exp_()
+        values[: len(self.sharpness)].mul_(self.sharpness).exp_()  # squared errors of `Near` terms
         return dict(zip(terms, values * self.weights, strict=True))
 
     def _stride(self) -> Stride:
         """Compute the control step's quantities; update `errors`, `touches` and `peak`."""
         lin, ang = self.root_lin_vel.data, self.body.root_ang_vel_local
         contact, height = self.feet.data, self._foot_height()
-        # Velocities in the order z x y, z x y, so that columns 1 to 3 are commanded, and the commands after column 5
+        # Columns: velocities z x y, angular velocities z x y, commands x y yaw, two fillers. The commanded velocities
+        # 1 to 3 become errors, and from column 1 on there are two rows of x, y, yaw rate: errors, then commands.
         wanted = self.command.value
-        rows = torch.cat([lin[:, 2:], lin[:, :2], ang[:, 2:], ang[:, :2], wanted, self.zeros[:, :2]], dim=1)
-        rows[:, 1:4].sub_(wanted)
-        planar = rows[:, 1:].unflatten(1, (2, 5))  # x, y, yaw rate of errors and of commands
-        torch.linalg.vector_norm(planar[..., :2], dim=2, out=self.speeds[0])
-        torch.abs(planar[..., 2], out=self.speeds[1])
-        lin_error, ang_error = rows[:, :6].square().unflatten(1, (2, 3)).sum(dim=2).unbind(dim=1)
+        columns = torch.cat([lin[:, 2:], lin[:, :2], ang[:, 2:], ang[:, :2], wanted, self.zeros[:, :2]], dim=1)
+        columns[:, 1:4].sub_(wanted)
+        lin_error, ang_error = columns[:, :6].square().unflatten(1, (2, 3)).sum(dim=2).unbind(dim=1)
+        rows = columns[:, 1:].unflatten(1, (2, 5))
+        torch.linalg.vector_norm(rows[..., :2], dim=2, out=self.speeds[0])
+        torch.abs(rows[..., 2], out=self.speeds[1])
         command = self.speeds[..., 1].sum(dim=0)
         moves = command > MOVING
         torch.gt(contact[..., 0], 0.0, out=self.touches)

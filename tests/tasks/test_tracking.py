@@ -35,14 +35,8 @@ def put(env: VecEnv, **changes: Tensor) -> None:
     """Put robots into their target frames, with overrides of root and joints."""
     task, root = env.task, env.task.root_index
     frame = task.motions.frame(task.playhead.index)
-    state = {
-        "root_pos": frame.body_pos[:, root],
-        "root_quat": frame.body_quat[:, root],
-        "root_lin_vel": frame.body_lin_vel[:, root],
-        "root_ang_vel": frame.body_ang_vel[:, root],
-        "joint_pos": frame.joint_pos,
-        "joint_vel": frame.joint_vel,
-    }
+    state = {f"root_{key}": getattr(frame, f"body_{key}")[:, root] for key in ("pos", "quat", "lin_vel", "ang_vel")}
+    state |= {"joint_pos": frame.joint_pos, "joint_vel": frame.joint_vel}
     task.body.set_state(everywhere(env), **{**state, **changes})
     env.sim.refresh()
 
@@ -88,8 +82,7 @@ def test_perfect_tracking_of_clip_gets_full_reward(reward):
     put(env)
     for name, share in paid(env).items():
         assert share.tolist() == pytest.approx([1.0] * 200, abs=2e-6), name
-    assert env.task.errors.max() < 1e-5, "precision of the file"
-    assert not env.task.terminated().any()
+    assert env.task.errors.max() < 1e-5 and not env.task.terminated().any(), "precision of the file"
     costs = env.task.rewards()
     assert costs["joint_limits"].abs().max() == 0.0 and costs["action_rate"].abs().max() == 0.0
 
@@ -152,9 +145,8 @@ def test_targets_are_aligned_to_robot_position_and_yaw():
     assert found["anchor_ori"] == pytest.approx(math.exp(-((0.9 / SIGMA["anchor_ori"]) ** 2)), rel=1e-4)
     put(env, root_pos=frame.body_pos[:, 0] + torch.tensor([[0.0, 0.0, 0.05]]))
     found = {name: share[0].item() for name, share in paid(env).items()}
-    assert found["body_pos"] == pytest.approx(math.exp(-((0.05 / SIGMA["body_pos"]) ** 2)), rel=1e-4), (
-        "heights are absolute"
-    )
+    expected = math.exp(-((0.05 / SIGMA["body_pos"]) ** 2))
+    assert found["body_pos"] == pytest.approx(expected, rel=1e-4), "heights are absolute"
     knee = frame.joint_pos.clone()
     knee[:, 2] += 0.3
     put(env, joint_pos=knee)
