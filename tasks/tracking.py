@@ -274,11 +274,11 @@ class TrackingTask(Legged[TrackingConfig]):
         factors = self._factors() if cfg.reward == "beyondmimic" else {}
         sharpness = [factors.get(name, 1.0) / term.sigma for name, term in terms.items()]
         self.sharpness = -torch.tensor(sharpness, device=device).square_()[:, None]
-        costs = [cfg.costs.action_rate, cfg.costs.joint_limits]
-        costs += [cfg.costs.self_contact * cfg.decimation] if cfg.costs.self_contact else []
-        weights = [*(term.weight for term in terms.values()), *costs]
-        self.weights = self.dt * torch.tensor(weights, device=device)[:, None]
-        self.terms = (*terms, "action_rate", "joint_limits", "self_contact")[: len(weights)]
+        weights = {name: term.weight for name, term in terms.items()}
+        weights |= {"action_rate": cfg.costs.action_rate, "joint_limits": cfg.costs.joint_limits}
+        if cfg.costs.self_contact:
+            weights["self_contact"] = cfg.costs.self_contact * cfg.decimation
+        self.terms, self.weights = tuple(weights), self.dt * torch.tensor([*weights.values()], device=device)[:, None]
 
         self._allocate_reset_values()
         self.self_hit = torch.zeros(num, device=device)  # 1.0 for a contact of the robot with itself

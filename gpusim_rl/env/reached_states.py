@@ -32,7 +32,7 @@ class ReachedStates:
         self._cfg, self._task = cfg, task
         self._random = EnvRandom(envs, sim.device, seed + 1)
         self._articulations = {name: sim.articulation(name) for name in sim.scene.articulation_names}
-        world = {"root_ang_vel_local": "root_ang_vel"}  # `set_state` takes the world frame
+        world = {"root_ang_vel_local": "root_ang_vel"}  # stored in the world frame, as in old checkpoints
         self._fields = [(name, world.get(key, key)) for name, a in self._articulations.items() for key in state_keys(a)]
         # An extra row receives the states that are not kept.
         self._states = [self._ring(value) for value in self._sim_state()]
