@@ -63,8 +63,7 @@ def test_unwritable_kernel_cache_is_reported(command, tmp_path):
     )
     line, fix = command(sys.executable, script, env={"WARP_CACHE_PATH": str(tmp_path / "file")}).stdout.splitlines()
     assert line.startswith(("warning  kernels    ", "failed   kernels    ")) and str(tmp_path / "file") in line
-    assert line.endswith("sim=mjwarp and sim=newton cannot run")
-    assert "WARP_CACHE_PATH" in fix
+    assert line.endswith("sim=mjwarp and sim=newton cannot run") and "WARP_CACHE_PATH" in fix
 
 
 def test_little_disk_is_a_warning(tmp_path, monkeypatch):
@@ -84,8 +83,7 @@ def test_package_that_fails_to_import_ends_checks(tmp_path, monkeypatch):
     checks = machine_check.check_machine(tmp_path)
     [failed] = [check for check in checks if check.state == "failed"]
     assert failed.text.startswith("mujoco ") and "libGL.so.1: " in failed.text
-    assert "\n" not in failed.text
-    assert not any(check.name == "rendering" for check in checks)
+    assert "\n" not in failed.text and not any(check.name == "rendering" for check in checks)
 
 
 def test_missing_package_is_reported(monkeypatch):

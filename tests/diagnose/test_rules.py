@@ -157,8 +157,7 @@ def test_host_work_in_parallel_to_busy_gpu_is_free():
 
 
 def test_run_without_findings_has_conclusion():
-    assert "physics takes 71 %" in conclusion(CPU)
-    assert "rollout takes 75 %" in conclusion(GPU)
+    assert "physics takes 71 %" in conclusion(CPU) and "rollout takes 75 %" in conclusion(GPU)
     assert conclusion(replace(GPU, gpu_percent=None)).endswith("try gpusim-rl audit")
     assert "actors takes 60 %" in conclusion(replace(ACTORS, actors=0.6, update=0.3))
 
@@ -221,8 +220,7 @@ def test_findings_suggest_settings():
     ],
 )
 def test_rule_thresholds(rule, below, above):
-    assert diagnose(below) == []
-    assert [finding.rule for finding in diagnose(above)] == [rule]
+    assert diagnose(below) == [] and [finding.rule for finding in diagnose(above)] == [rule]
 
 
 # Real runs with an injected delay

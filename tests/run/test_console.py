@@ -81,8 +81,7 @@ def test_auto_mode_without_terminal_prints_plain_lines(capsys):
         "iteration 1/5 | return 1,234 | length 321 | steps/s 35,213 | KL 0.00789 |"
         " value loss 0.0123 | lr 0.0003 | ETA –",
     ]
-    assert "note [bold]x[/] {y}\n" in out
-    assert err == "warning: 2 envs overflowed\n"
+    assert "note [bold]x[/] {y}\n" in out and err == "warning: 2 envs overflowed\n"
     assert out.endswith("next:\n" + "".join(f"  {command}\n" for command in COMMANDS))
 
 
@@ -147,8 +146,7 @@ def test_eta_ignores_warm_up(capsys, first, slow_start_s):
         console.update({"iteration": iteration, "time/elapsed_s": elapsed})
     etas = re.findall(r"ETA (.*)", capsys.readouterr().out)
     left = 3 * (100 - first - 4)
-    assert etas[:2] == ["–", "–"]
-    assert etas[4] == f"{left // 60} min {left % 60:02d} s"
+    assert etas[:2] == ["–", "–"] and etas[4] == f"{left // 60} min {left % 60:02d} s"
 
 
 def test_json_mode_prints_every_row_as_one_object(capsys):
@@ -158,10 +156,8 @@ def test_json_mode_prints_every_row_as_one_object(capsys):
     assert [event["event"] for event in events] == (
         ["banner", "row", "row", "info", "warning", "row", "row", "row", "footer"]
     )
-    assert events[0]["task"] == "Ant, 4096 envs"
-    assert {**row(1), "event": "row"} == events[1]
-    assert events[-1]["commands"] == COMMANDS
-    assert err == ""
+    assert events[0]["task"] == "Ant, 4096 envs" and {**row(1), "event": "row"} == events[1]
+    assert events[-1]["commands"] == COMMANDS and err == ""
 
 
 def test_json_mode_writes_non_finite_numbers_as_null(capsys):
@@ -183,12 +179,10 @@ def test_log_file_has_all_lines_as_plain_text_and_is_appended(tmp_path, mode, ca
     show(mode, log=log)
     lines = log.read_text().splitlines()
     texts = [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", line) for line in lines]
-    assert texts[: len(texts) // 2] == texts[len(texts) // 2 :]
-    assert "\x1b" not in log.read_text()
+    assert texts[: len(texts) // 2] == texts[len(texts) // 2 :] and "\x1b" not in log.read_text()
     for text in ("task     Ant, 4096 envs", "note [bold]x[/] {y}", "warning: 2 envs overflowed"):
         assert text in texts
-    assert sum(text.startswith("iteration") for text in texts) == 10
-    assert f"  {COMMANDS[1]}" in texts
+    assert sum(text.startswith("iteration") for text in texts) == 10 and f"  {COMMANDS[1]}" in texts
 
 
 def panel_of(*rows: dict, width: int = 100, height: int = 40, progress: str = "") -> list[str]:
@@ -207,8 +201,7 @@ def panel_of(*rows: dict, width: int = 100, height: int = 40, progress: str = ""
 def test_unwritable_log_file_is_reported_once(tmp_path, capsys):
     show("plain", log=tmp_path / "missing" / "train.log")
     err = capsys.readouterr().err
-    assert err.count("train.log (") == 1
-    assert "2 envs overflowed" in err
+    assert err.count("train.log (") == 1 and "2 envs overflowed" in err
 
 
 FIELDS = (

@@ -255,8 +255,7 @@ def test_metrics_state_is_a_snapshot():
     record(metrics, make_step(4, 1.0, done=4))
     fresh = Metrics(4, CPU)
     fresh.load_state_dict(state)
-    assert fresh.episodes.episode_length.tolist() == [1.0] * 4
-    assert fresh.episodes.total == 0
+    assert fresh.episodes.episode_length.tolist() == [1.0] * 4 and fresh.episodes.total == 0
 
 
 def test_metrics_moved_from_actor_to_learner_equal_local_metrics() -> None:

@@ -75,8 +75,7 @@ def test_environment_has_versions_and_machine_but_no_host_name(tmp_path):
 def test_concurrent_runs_get_separate_folders(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         runs = list(pool.map(lambda _: make_run(tmp_path), range(8)))
-    assert len({run.path for run in runs}) == 8
-    assert all(run.config == CONFIG for run in runs)
+    assert len({run.path for run in runs}) == 8 and all(run.config == CONFIG for run in runs)
     assert (tmp_path / "Ant" / "latest" / "config.yaml").is_file()
     assert not list((tmp_path / "Ant").glob(".latest*"))
 
@@ -186,8 +185,7 @@ def test_damaged_config_is_replaced_from_the_checkpoint(tmp_path, capsys):
         content = (run / "config.yaml").read_bytes()
         (run / "config.yaml").write_bytes(content[:40] + damage + content[41:])
         trainer = make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=2)
-        assert "config.yaml was changed" in capsys.readouterr().err
-        assert trainer.cfg.num_envs == 8
+        assert "config.yaml was changed" in capsys.readouterr().err and trainer.cfg.num_envs == 8
         trainer.close()
         (run / "config.yaml").write_bytes(content)
 
@@ -201,8 +199,7 @@ def test_edited_config_is_kept_as_a_copy(tmp_path, capsys):
         make_trainer("Cartpole", tmp_path, checkpoint=str(run), max_iterations=iterations).train()
         warning = capsys.readouterr().err
         assert "<key>=<value>" in warning and name in warning
-        assert (run / name).read_text() == edited
-        assert "seed: 42" in (run / "config.yaml").read_text()
+        assert (run / name).read_text() == edited and "seed: 42" in (run / "config.yaml").read_text()
 
 
 def test_user_folder_named_latest_is_kept(tmp_path):
@@ -222,8 +219,7 @@ def test_replacing_keeps_the_old_file_when_writing_fails(tmp_path):
     assert path.read_bytes() == b"old"
     with replacing(path) as file:
         file.write(b"new")
-    assert path.read_bytes() == b"new"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"new" and [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_notes_are_merged_into_the_environment(tmp_path):

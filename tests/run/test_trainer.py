@@ -334,8 +334,7 @@ def test_resume_on_another_simulator_keeps_training_progress(tmp_path):
     assert resumed.start.sim.name == "mjwarp" and resumed.iteration == 2
     assert not differences(resumed.algorithm.policy.state_dict(), began.algorithm.policy.state_dict())
     assert resumed.env.task.steps == 17  # 2 x 8 and one of the check of the hooks
-    assert resumed.env.task.level.tolist() == [0, 17, 34, 51]
-    assert resumed.env.randomizer.steps == 16
+    assert resumed.env.task.level.tolist() == [0, 17, 34, 51] and resumed.env.randomizer.steps == 16
     assert torch.equal(resumed.collector.obs["policy"], resumed.env._obs["policy"])
     resumed.train()
     assert resumed.iteration == 3 and resumed.env.task.steps == 25
@@ -352,8 +351,7 @@ def test_second_signal_aborts_the_iteration(tmp_path):
     trainer.algorithm.act = acting  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert trainer.iteration == 0
-    assert not list((the_run(tmp_path) / "checkpoints").iterdir())
+    assert trainer.iteration == 0 and not list((the_run(tmp_path) / "checkpoints").iterdir())
 
 
 def test_repeated_sighup_counts_once_and_nohup_is_respected():
@@ -400,8 +398,7 @@ def test_signal_saves_the_current_iteration_at_any_moment(tmp_path, monkeypatch,
         monkeypatch.setattr(Checkpoints, "due", late)
     with pytest.raises(SystemExit) as end:
         trainer.train()
-    assert end.value.code == 130
-    assert final_state(tmp_path)["iteration"] == 4
+    assert end.value.code == 130 and final_state(tmp_path)["iteration"] == 4
     assert signal.getsignal(signal.SIGINT) is before  # SIG_IGN if a shell started the tests in the background
 
 
@@ -626,8 +623,7 @@ def test_divergence_of_all_envs_ends_the_run(tmp_path, capfd, task, setting, lat
         trainer.train()
     assert setting in str(error.value) and error.value.key == task.__name__
     assert str(error.value).endswith(f" --replay {the_run(tmp_path)}/diverged.pt")
-    assert trainer.iteration == 1 + late
-    assert "8 of 8 envs diverged" in capfd.readouterr().err
+    assert trainer.iteration == 1 + late and "8 of 8 envs diverged" in capfd.readouterr().err
     assert checkpoint.load(the_run(tmp_path) / "diverged.pt")["diverged_envs"] == 8
     assert str(error.value) in (the_run(tmp_path) / "train.log").read_text()
 
@@ -733,8 +729,7 @@ def assert_rejected(folder: Path, message: str, task: Any = "Cartpole", **settin
     with pytest.raises(ConfigError) as error:
         make_trainer(task, folder, **settings).train()
     assert message in str(error.value), error.value
-    assert "\n" not in str(error.value)
-    assert sorted(folder.rglob("*")) == before
+    assert "\n" not in str(error.value) and sorted(folder.rglob("*")) == before
 
 
 @pytest.fixture(scope="module")
@@ -939,6 +934,5 @@ def test_late_rows_are_written_before_the_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Checkpoints, "save", watched)
     row = trainer.train()
-    assert saved == [(3, "3"), (6, "6"), (7, "7")]
-    assert row["iteration"] == 7
+    assert saved == [(3, "3"), (6, "6"), (7, "7")] and row["iteration"] == 7
     assert read_csv(the_run(tmp_path / "whole")) == read_csv(the_run(tmp_path / "late"))

@@ -225,8 +225,7 @@ def test_resumed_csv_survives_disk_full_at_start(tmp_path):
     with disk_full_after(20):
         writers.start({})
         writers.write(4, ROW)
-    assert path.read_bytes() == before
-    assert len(warnings) == 1
+    assert path.read_bytes() == before and len(warnings) == 1
     writers.write(5, ROW)
     assert [row["iteration"] for row in read(path)] == ["1", "2", "3", "4", "5"]
 
@@ -397,8 +396,7 @@ def test_wandb_offline_run_has_config_metrics_and_system(run_dir):
     )
     assert folder, line
     offline = run_dir.path.parents[2] / folder.group(1)
-    assert run_dir.path in offline.parents
-    assert not (run_dir.path.parents[2] / "wandb").exists()
+    assert run_dir.path in offline.parents and not (run_dir.path.parents[2] / "wandb").exists()
 
     records = list(wandb_records(offline / "run-abcd1234.wandb"))
     kinds = {record.WhichOneof("record_type") for record in records}
@@ -439,8 +437,7 @@ def test_wandb_goes_offline_if_server_is_silent(run_dir):
         done = run_wandb(run_dir, WANDB_API_KEY=KEY, WANDB_BASE_URL=url, **quick)
     assert done.returncode == 0, done.stderr
     assert "info W&B: offline (" in done.stdout and "done" in done.stdout
-    assert "warn" not in done.stdout
-    assert len(list((run_dir.path / "wandb").glob("offline-run-*"))) == 1
+    assert "warn" not in done.stdout and len(list((run_dir.path / "wandb").glob("offline-run-*"))) == 1
 
 
 @pytest.mark.slow

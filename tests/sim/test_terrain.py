@@ -58,8 +58,7 @@ def test_patches_have_a_flat_platform_and_edges_at_zero(terrain, kind, level):
     half = round(0.5 * PLATFORM / RESOLUTION)
     platform = heights[CELLS // 2 - half : CELLS // 2 + half + 1, CELLS // 2 - half : CELLS // 2 + half + 1]
     origin = terrain.origins[level, terrain.kinds.index(kind)]
-    assert platform.shape == (31, 31)
-    assert (platform == origin[2].item()).all()
+    assert platform.shape == (31, 31) and (platform == origin[2].item()).all()
     assert not any(edge.any() for edge in (heights[0], heights[-1], heights[:, 0], heights[:, -1]))
     x = (level + 0.5 - 0.5 * LEVELS) * PATCH
     y = (terrain.kinds.index(kind) + 0.5 - 0.5 * len(KINDS)) * PATCH
@@ -68,8 +67,7 @@ def test_patches_have_a_flat_platform_and_edges_at_zero(terrain, kind, level):
 
 def test_heights_are_multiples_of_the_height_step(terrain):
     steps = terrain.heights.double() / 0.005
-    assert (steps - steps.round()).abs().max() < 1e-4
-    assert terrain.heights.unique().numel() > 100
+    assert (steps - steps.round()).abs().max() < 1e-4 and terrain.heights.unique().numel() > 100
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,8 +136,7 @@ def test_seed_changes_only_random_terrain_kinds(terrain):
 def test_columns_follow_the_configured_order():
     terrain = Terrain(config(levels=2, columns={"gap": 1, "stairs_up": 2, "slope_down": 1}))
     assert terrain.kinds == ["gap", "stairs_up", "stairs_up", "slope_down"]
-    assert terrain.heights.shape == (2 * CELLS + 1, 4 * CELLS + 1)
-    assert terrain.half_size == (8.0, 16.0)
+    assert terrain.heights.shape == (2 * CELLS + 1, 4 * CELLS + 1) and terrain.half_size == (8.0, 16.0)
     assert (terrain.origins[1, :, 2].sign() == torch.tensor([0.0, -1.0, -1.0, 1.0])).all()
 
 
@@ -238,10 +235,8 @@ def test_balls_rest_on_platforms_and_border(terrain, name):
     sim.refresh()
     advance(sim, 200)
     height = ball.root_pos[:, 2] - places[:, 2]
-    assert ((height - 0.1).abs() < 3e-3).all()
-    assert ball.root_lin_vel.abs().max() < 0.02
-    assert contacts.force[:, 0, 2] == pytest.approx(2.0 * 9.81, rel=0.02)
-    assert not sim.overflow.any()
+    assert ((height - 0.1).abs() < 3e-3).all() and ball.root_lin_vel.abs().max() < 0.02
+    assert contacts.force[:, 0, 2] == pytest.approx(2.0 * 9.81, rel=0.02) and not sim.overflow.any()
 
 
 @pytest.mark.parametrize(("name", "num"), [("mujoco", 400), ("mjwarp", 40)])

@@ -96,8 +96,7 @@ def test_script_may_use_dataclasses_and_any_file_name(collect: Callable[..., int
     assert collect(name, *SETTINGS, "--episodes", "2") == 0
     typed = collected()
     assert collect("push.py", *SETTINGS, "--episodes", "2") == 0
-    assert np.array_equal(collected().action, typed.action)
-    assert sys.modules["torch"] is torch
+    assert np.array_equal(collected().action, typed.action) and sys.modules["torch"] is torch
 
 
 def test_step_limit_truncates_last_episodes(collect: Callable[..., int]) -> None:
@@ -156,8 +155,7 @@ def test_append_adds_episodes_to_a_file(load_tool, collect: Callable[..., int], 
     assert add(arguments) == 0  # seed 2, the first that two episodes have not used
     both = collected()
     assert "3 episodes, 27 control steps" in (printed := capsys.readouterr().out)
-    assert "45 control steps" in printed
-    assert both.episodes == 5
+    assert "45 control steps" in printed and both.episodes == 5
     for name in ("action", "reward", "truncated"):
         assert np.array_equal(getattr(both, name), np.concatenate([getattr(first, name), getattr(alone, name)]))
     for name in ("obs", "final_obs"):
@@ -179,8 +177,7 @@ def test_append_adds_episodes_to_a_file(load_tool, collect: Callable[..., int], 
 
 def test_task_without_run_uses_its_demo(collect: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert collect("Quadcopter", "--steps", "3", "--num-envs", "2") == 0
-    assert "demos/Quadcopter" in capsys.readouterr().out
-    assert collected().task == "Quadcopter"
+    assert "demos/Quadcopter" in capsys.readouterr().out and collected().task == "Quadcopter"
 
 
 def test_episodes_are_filtered_by_success_or_return(collect: Callable[..., int], monkeypatch, capsys) -> None:

@@ -94,8 +94,7 @@ def test_doctor_diagnoses_a_running_training(tool, tmp_path):
             time.sleep(0.1)
         first = json.loads(tool("doctor", "Cartpole", "--json", cwd=tmp_path).stdout)
         second = json.loads(tool("doctor", "Cartpole", "--json", cwd=tmp_path).stdout)
-        assert run.poll() is None
-        assert 0 < first["stats"]["iteration"] < second["stats"]["iteration"]
+        assert run.poll() is None and 0 < first["stats"]["iteration"] < second["stats"]["iteration"]
         assert "checked_task" in [finding["rule"] for finding in second["findings"]]
     finally:
         run.send_signal(signal.SIGTERM)
@@ -121,8 +120,7 @@ def test_scaling_recommends_device_and_num_envs(tool, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0].split()[:3] == ["device", "envs", "env"] and lines[1].split()[:2] == ["cpu", "8"]
     assert f"recommended: device=cpu num_envs={advice['num_envs']}" in lines
-    assert any("no GPU" in line for line in lines)
-    assert not (tmp_path / "runs").exists()
+    assert any("no GPU" in line for line in lines) and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -163,8 +163,7 @@ def test_mean_curve_ends_with_the_shortest_run(plot):
     """Otherwise the mean would jump from 2.5 to 20 where the bad run ends."""
     group = [saved([0, 10], [0, 20]), saved([2, 5], [-2, -5])]
     x, mean, std = curves.mean_and_std(returns(*group))
-    assert (x[0], x[-1]) == (2, 5)
-    assert (mean[0], mean[-1], std[-1]) == (1, 2.5, 7.5)
+    assert (x[0], x[-1]) == (2, 5) and (mean[0], mean[-1], std[-1]) == (1, 2.5, 7.5)
     figure = plot.draw([group], "episode/return", "env_steps")
     assert [line.get_xdata()[-1] for line in figure.axes[0].lines] == [5, 10, 5, 5], "mean, both runs, end of the mean"
     assert [line.get_linewidth() < 1 for line in figure.axes[0].lines] == [False, True, True, False]
@@ -204,8 +203,7 @@ def test_figure_has_title_labels_and_threshold(plot):
     run = saved([0, 10], [0, 500], **cartpole)
     figure = plot.draw([[run]], "episode/return", "env_steps")
     [axes] = figure.axes
-    assert axes.get_title() == "Cartpole"
-    assert axes.get_xlabel().startswith("env steps")
+    assert axes.get_title() == "Cartpole" and axes.get_xlabel().startswith("env steps")
     assert axes.get_ylabel().startswith("return, mean of the last 100 ")
     run_entry, threshold = legend(figure)
     assert run_entry == "1 run, 500 at 10 steps" and threshold.startswith("threshold 470: ")
@@ -213,8 +211,7 @@ def test_figure_has_title_labels_and_threshold(plot):
     run.columns["policy/kl"] = run.columns["episode/return"]
     assert len(legend(plot.draw([[run]], "policy/kl", "env_steps"))) == 1
     far = plot.draw([[saved([0, 10], [0, 1], **cartpole)]], "episode/return", "env_steps")
-    assert "outside" in legend(far)[1]
-    assert far.axes[0].get_ylim()[1] < 2
+    assert "outside" in legend(far)[1] and far.axes[0].get_ylim()[1] < 2
     two = plot.draw([[run], [saved([0, 10], [0, 400])]], "episode/return", "env_steps")
     assert two.axes[0].get_title() == "Cartpole, Ant"
     assert legend(two) == ["Cartpole, 1 run, 500 at 10 steps", "Ant, 1 run, 400 at 10 steps"]

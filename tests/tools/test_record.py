@@ -43,12 +43,10 @@ def qpos_at_rest(scene: Scene, tiles: int) -> np.ndarray:
 def test_video_of_a_run_is_saved_in_its_folder(tool_here, runs_folder, task):
     done = tool_here("record", task, *SMALL)
     path = runs_folder / done.stdout.strip()
-    assert path.is_relative_to(runs_folder / "runs" / task)
-    assert path.parent.name == "videos"
+    assert path.is_relative_to(runs_folder / "runs" / task) and path.parent.name == "videos"
     meta, frames = decode(path)
     assert (meta["codec"], meta["size"], meta["fps"]) == ("h264", (320, 240), 30.0)  # every second step of 60 Hz
-    assert len(frames) == 6
-    assert not (frames == frames[0]).all()
+    assert len(frames) == 6 and not (frames == frames[0]).all()
     for tile in (frames[0, :118, :158], frames[0, 122:, 162:]):
         assert tile.std() > 10, "empty tile"
     assert {file.suffix for file in path.parent.iterdir()} <= {".mp4", ".html"}, "no temporary files"
@@ -58,8 +56,7 @@ def test_record_accepts_checkpoint_and_output_name(tool_here, runs_folder, tmp_p
     [last] = (runs_folder / "runs" / "Ant").glob("2*/checkpoints/last.pt")
     out = tmp_path / "ant.mp4"
     done = tool_here("record", last, "--out", out, "--steps", "2", "--num-envs", "1", "--width", "64", "--height", "64")
-    assert done.stdout == f"{out}\n"
-    assert len(decode(out)[1]) == 1
+    assert done.stdout == f"{out}\n" and len(decode(out)[1]) == 1
 
 
 def test_no_caption_needs_no_pillow(tool_here, tmp_path, monkeypatch):
@@ -78,8 +75,7 @@ def test_existing_video_needs_overwrite(tool_here, tmp_path):
     before = (tmp_path / names[1]).read_bytes()
     again = (*tiny, "--out", names[1], "--width", "96")
     done = tool_here("record", *again, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.refuses(f"--out {names[1]}: ")
+    assert (done.returncode, done.stdout) == (2, "") and done.refuses(f"--out {names[1]}: ")
     assert (tmp_path / names[1]).read_bytes() == before
     assert tool_here("record", *again, "--overwrite", cwd=tmp_path).stdout == f"{names[1]}\n"
     meta, frames = decode(tmp_path / names[1])
@@ -158,8 +154,7 @@ def test_tiles_fit_the_picture_without_overlap(tiles, columns, rows):
     for tile in range(tiles):
         left, top = grid.corner(tile)
         covered[top : top + grid.tile_height, left : left + grid.tile_width] += 1
-    assert covered.max() == 1
-    assert covered.sum() == tiles * grid.tile_width * grid.tile_height
+    assert covered.max() == 1 and covered.sum() == tiles * grid.tile_width * grid.tile_height
 
 
 @pytest.mark.parametrize(
@@ -174,8 +169,7 @@ def test_tiles_fit_the_picture_without_overlap(tiles, columns, rows):
 def test_camera_follows_the_supporting_body(task, body, radius):
     scene = task_scene(task)
     camera = rendering.Camera(scene, qpos_at_rest(scene, 2))
-    assert scene.model.body(camera.body).name == body
-    assert radius[0] < camera.radius < radius[1]
+    assert scene.model.body(camera.body).name == body and radius[0] < camera.radius < radius[1]
     position, rotation = camera.pose(np.array([10.0, 2.0, 1.0]))
     np.testing.assert_allclose(rotation.T @ rotation, np.eye(3), atol=1e-12)
     target = rotation.T @ (np.array([10.0, 2.0, 1.0]) - position)  # in the camera's frame

@@ -62,8 +62,7 @@ def test_snapshot_of_a_task_without_a_run(tool_here, tmp_path):
     done = tool_here("snapshot", "Cartpole", *SMALL, cwd=tmp_path)
     assert done.stdout == "Cartpole.png\n"
     picture = matplotlib.image.imread(tmp_path / "Cartpole.png")
-    assert picture.shape == (120, 160, 3)
-    assert picture.std() > 0.05
+    assert picture.shape == (120, 160, 3) and picture.std() > 0.05
     red, green, blue = picture[..., 0], picture[..., 1], picture[..., 2]
     assert ((red > 2 * blue) & (red > 1.3 * green)).mean() > 0.01, "orange pole"
     assert ((blue > 1.5 * red) & (blue > 1.2 * green)).mean() > 0.01, "blue cart"
@@ -82,8 +81,7 @@ def test_snapshot_depends_only_on_options(tool_here, tmp_path):
     for name, arguments in variants.items():
         tool_here("snapshot", "Cartpole", *SMALL, *arguments, "--out", tmp_path / f"{name}.png")
     start, again, *others = [(tmp_path / f"{name}.png").read_bytes() for name in variants]
-    assert start == again
-    assert len({start, *others}) == 4
+    assert start == again and len({start, *others}) == 4
 
 
 @pytest.mark.slow
