@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from gpusim_rl.diagnose import physics_settings
 from gpusim_rl.diagnose.physics_settings import Row, buffer_settings, cheapest, compare_settings
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.settings.overrides import text_of
 
 pytest_plugins = ["helpers.tool_runs"]
+
+RANDOM_GRAVITY = {"sim_params": {"gravity": {"range": [0, 3], "operation": "additive", "distribution": "uniform"}}}
 
 
 def by_settings(monkeypatch: pytest.MonkeyPatch, *limits: tuple[int, int], **settings: object) -> dict[tuple, Row]:
     monkeypatch.setattr(physics_settings, "LIMITS", limits)
-    lines = [f"{key}={value}" for key, value in {"device": "cpu", "num_envs": 16, **settings}.items()]
+    lines = [f"{key}={text_of(value)}" for key, value in {"device": "cpu", "num_envs": 16, **settings}.items()]
     rows = list(compare_settings(lines, steps=25))
     assert [row.note for row in rows[:2]] == ["the task's", "half time step"] and not any(row.note for row in rows[2:])
     assert all(0.0 <= row.median <= row.p99 <= row.most and row.seconds > 0.0 for row in rows)
@@ -37,8 +44,33 @@ def test_short_line_search_spoils_elliptic_cones_alone(monkeypatch):
 
 
 def test_settings_do_not_matter_without_contacts_and_limits(monkeypatch):
-    rows = by_settings(monkeypatch, (100, 50), (8, 8), task="Pendulum", sim="mujoco")
+    more: dict[str, Any] = {"task.randomize": True, "task.randomization_params": RANDOM_GRAVITY}
+    more |= {"task.episode_length": 5}  # a reset draws another gravity
+    rows = by_settings(monkeypatch, (100, 50), (8, 8), task="Pendulum", sim="mujoco", **more)
     assert len(rows) == 4 and all(row.most == 0.0 and row.needs == {} for row in rows.values())
+
+
+def test_first_step_is_untimed_and_diverged_steps_are_left_out(monkeypatch):
+    clock = [0.0]
+
+    def step(substeps: int) -> None:
+        clock[0] += substeps if clock[0] else 100.0  # the first compiles kernels
+
+    sim = SimpleNamespace(qvel=torch.ones(2, 1), diverged=torch.tensor([False, True]), buffers={}, needs={}, step=step)
+    sim.wrote_state = sim.wrote_mocap = lambda where: None
+    env: Any = SimpleNamespace(sim=sim, num_envs=2, device=torch.device("cpu"))
+    monkeypatch.setattr(physics_settings, "_clock", lambda _: clock[0])
+    velocities, seconds, _ = physics_settings._replay(env, [({}, 3)] * 4, 2)
+    assert seconds == 3.0 and velocities.flatten().tolist() == [1.0, torch.inf] * 4
+    results = iter([velocities, *[torch.full_like(velocities, 1.5)] * 3])
+    monkeypatch.setattr(physics_settings, "_replay", lambda *_: (next(results), 1.0, {}))
+    assert [row.most for row in by_settings(monkeypatch, (8, 8), task="Pendulum").values()] == [0.0, 0.5, 0.5]
+
+
+def test_settings_change_only_for_a_gain_and_buffers_are_never_empty():
+    own = Row("elliptic", 100, 50, "the task's", 0.0, 0.0, 0.0, 1.04, {"nconmax": 0.0})
+    assert cheapest([own, replace(own, iterations=8, seconds=1.0)], 0.01) is own
+    assert buffer_settings(own) == ["sim.nconmax=16"]
 
 
 def test_buffers_are_recommended_from_use_on_warp(monkeypatch):
