@@ -28,7 +28,7 @@ from gpusim_rl.errors import ConfigError, did_you_mean, friendly_errors, say
 from gpusim_rl.files.paths import find_run
 from gpusim_rl.files.provenance import describe_environment, git_state
 from gpusim_rl.files.safe_open import writing
-from gpusim_rl.machine.hardware import available_cpus
+from gpusim_rl.machine.hardware import available_cpus, import_torch
 from gpusim_rl.options import Parser, listed, number, positive
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.view.text_table import table_lines
@@ -194,10 +194,10 @@ def summary(folder: Path, stats: RunStats) -> list[str]:
 
 def compare_physics(args: argparse.Namespace) -> int:
     """Print the velocity error and the cost of each choice of solver settings, and the cheapest within tolerance."""
+    import_torch()  # with less spinning, which would count as cost
     from gpusim_rl.diagnose.physics_settings import buffer_settings, cheapest, compare_settings
 
-    settings = args.settings if any(text.startswith("num_envs=") for text in args.settings) else ["num_envs=64"]
-    rows = list(compare_settings([*args.settings, *settings], steps=args.steps, config_dir=args.config_dir))
+    rows = list(compare_settings(["num_envs=64", *args.settings], steps=args.steps, config_dir=args.config_dir))
     best = cheapest(rows, args.tolerance)
     words = [f"sim.cone={best.cone}", f"sim.iterations={best.iterations}", f"sim.ls_iterations={best.ls_iterations}"]
     words += buffer_settings(best)
