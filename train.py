@@ -51,6 +51,9 @@ def main(config: dict[str, Any], overrides: list[str], checkpoint: Checkpoint | 
 
 if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" in os.environ:
+        from gpusim_rl.machine.hardware import import_torch
+
+        import_torch()
         from gpusim_rl.distributed.data_parallel import continued
 
         sys.argv[1:] = continued(sys.argv[1:])

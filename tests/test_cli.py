@@ -340,6 +340,12 @@ def test_cpu_training_imports_no_compiler_warp_or_wandb(command):
     assert unneeded & set(modules) == set() and int(uncollected) > 100_000
 
 
+def test_torchrun_processes_limit_openmp_before_importing_torch(command, tmp_path):
+    (tmp_path / "torch.py").write_text("import os; raise SystemExit(os.environ['GOMP_SPINCOUNT'])")
+    environment = {"PYTHONPATH": str(tmp_path), "TORCHELASTIC_RUN_ID": "x"}
+    assert command(sys.executable, ROOT / "train.py", env=environment, check=False).stderr == "10000\n"
+
+
 def test_every_name_in_all_is_exported():
     import gpusim_rl
 
