@@ -145,7 +145,9 @@ class Child:
 
 def same_import_env(**more: str) -> dict[str, str]:
     """Return environment variables, updated with `more`, with which a child imports the same modules."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path), **more}
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    # `python -c` would put the current folder first (before Python 3.11, it does).
+    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **more}
 
 
 def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:

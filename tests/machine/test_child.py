@@ -114,9 +114,11 @@ def test_silence_counts_from_the_last_heartbeat() -> None:
 
 def test_child_uses_pipes_and_its_parents_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("ANSWER = b'42'")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "decimal.py").write_text("import sys; assert sys.version_info < (3, 11)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    code = "import mine, sys; sys.stdout.buffer.write(sys.stdin.buffer.readline() + mine.ANSWER)"
-    with Child(python(code), talks=True, env=same_import_env()) as child:
+    code = "import decimal, mine, sys; sys.stdout.buffer.write(sys.stdin.buffer.readline() + mine.ANSWER)"
+    with Child(python(code), talks=True, env=same_import_env(), cwd=str(tmp_path / "here")) as child:
         assert child.process.communicate(b"what\n")[0] == b"what\n42"
 
 
