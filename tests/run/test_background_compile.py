@@ -29,6 +29,7 @@ from helpers.commands import ROOT, run_command
 from helpers.training import differences, make_trainer
 
 CPU = torch.device("cpu")
+HANGS = "import time; time.sleep(100)"
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ class Child:
 
     def __init__(self, polls: int) -> None:
         self.process = SimpleNamespace(poll=self._poll, returncode=0)
-        self._polls, self.closed = polls, False
+        self._polls, self.closed, self.silent_s = polls, False, 0.0
 
     def _poll(self) -> int | None:
         self._polls -= 1
@@ -93,13 +94,14 @@ def test_switch_recaptures_graphs_and_is_recorded(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("command", "reason"),
-    [("raise SystemExit('error: no compiler')", "no compiler"), ("import time; time.sleep(100)", "SIGKILL")],
-    ids=["failing", "killed"],
+    [("raise SystemExit('error: no compiler')", "no compiler"), (HANGS, "SIGKILL"), (HANGS, "it took over 0 min")],
+    ids=["failing", "killed", "hanging"],
 )
 def test_failed_child_leaves_run_uncompiled(
     command: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_compile, "_START", command)
+    monkeypatch.setattr(background_compile, "LONGEST_S", 0.1 if "0 min" in reason else 99.0)
     trainer = make(tmp_path)
     with trainer.logging() as log:
         while trainer.start.compile.mode == "later":
@@ -115,7 +117,7 @@ def test_failed_child_leaves_run_uncompiled(
 
 
 def test_child_ends_with_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_compile, "_START", "import time; time.sleep(100)")
+    monkeypatch.setattr(background_compile, "_START", HANGS)
     trainer = make(tmp_path)
     with trainer.logging() as log:
         while trainer._compilation._child is None:
@@ -135,6 +137,19 @@ def test_compilation_that_cannot_pay_does_not_begin(why: str, tmp_path: Path, mo
     iterate_until_decided(trainer)
     assert trainer.start.compile.mode == "off" and why in trainer.start.compile.reason.replace("150 s", "short")
     assert not (Path(str(trainer.run_dir)) / "compile.log").exists()
+
+
+def test_child_on_same_device_fails_if_nothing_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
+    def fail(*_: object) -> None:
+        raise TorchDynamoException("read-only cache")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
+    settings = background_compile.settings_of_child(make(tmp_path, device="auto", sim="mujoco").start)
+    assert settings["device"] == "cpu"
+    with pytest.raises(SystemExit, match="nothing could be compiled"):
+        background_compile.fill_cache(settings)
 
 
 def trained(trainer: Trainer, until: int, **saved: int) -> dict[str, Any]:
