@@ -186,8 +186,7 @@ def test_replayed_update_skips_the_same_minibatches_as_eager(tmp_path):
     eager = trained(Graphs, "off", Faulty, tmp_path / "eager", config, **raw)[1]
     trainer, state = trained(Recorder, "rollout", Faulty, tmp_path / "graph", config, **raw)
     assert set(trainer.collector.graphs._captured) == {"rollout", "update"}
-    assert state["algorithm"]["skipped"] > 0
-    assert unequal(eager, state) == []
+    assert state["algorithm"]["skipped"] > 0 and unequal(eager, state) == []
     assert all(value.isfinite().all() for value in state["policy"].values())
 
 
@@ -293,8 +292,7 @@ def test_warp_loop_falls_back_to_split_capture(tmp_path, caplog):
     assert FALLBACKS["rollout"] in whole and FALLBACKS["step"] in step
     assert trainer.collector.graphs.choice.mode == "split"
     assert "a loop of Warp" in trainer.collector.graphs.choice.reason
-    assert set(trainer.collector.graphs._captured) == {"split", "update"}
-    assert state["iteration"] == 7
+    assert set(trainer.collector.graphs._captured) == {"split", "update"} and state["iteration"] == 7
 
 
 def test_signal_during_capture_is_not_a_capture_failure(caplog):
@@ -325,8 +323,7 @@ def test_signal_during_capture_is_not_a_capture_failure(caplog):
 )
 def test_graph_mode_follows_settings_and_devices(wanted, device, sim_device, physics_steps, check, mode):
     choice = choose_graph(wanted, device, sim_device, physics_steps=physics_steps, check_task=check)
-    assert choice.mode == mode
-    assert choice.reason
+    assert choice.mode == mode and choice.reason
 
 
 class Stateful:
@@ -368,8 +365,7 @@ def test_changing_python_number_disables_capture(segment, other, caplog):
 
     for _ in range(6):
         graphs.run(segment, count)
-    assert stateful.number == 9
-    assert "Stateful.number" in caplog.text
+    assert stateful.number == 9 and "Stateful.number" in caplog.text
     assert graphs._segments == (other,)
 
 

@@ -69,8 +69,7 @@ def test_custom_algorithm_learns(folder: Path) -> None:
     first, last = None, long.train()
     rows = read_csv(the_run(folder / "runs"))
     first = float(next(row["episode/return"] for row in rows if row["episode/return"]))
-    assert last["episode/return"] > 3.0 * first > 0.0
-    assert long.algorithm.policy.weight.abs().sum() > 0
+    assert last["episode/return"] > 3.0 * first > 0.0 and long.algorithm.policy.weight.abs().sum() > 0
     assert {"search/earned", "search/spread"} <= rows[-1].keys()
 
 
@@ -96,8 +95,7 @@ def test_trained_policy_is_evaluated_and_played(folder: Path) -> None:
     player = Player.open(run, num_envs=3, config_dir="my_cfg")
     state = torch.load(f"{run}/checkpoints/last.pt", weights_only=True)
     expected = player.obs["policy"] @ state["policy"]["weight"]
-    assert torch.equal(player.choose(), expected)
-    assert player.step().reward.shape == (3,)
+    assert torch.equal(player.choose(), expected) and player.step().reward.shape == (3,)
     player.close()
 
 

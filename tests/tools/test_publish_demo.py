@@ -28,8 +28,7 @@ def test_demo_has_policy_and_card_but_no_personal_data(tool_here, tmp_path):
     assert {"algorithm", "torch_rng", "metrics", "wandb_id"}.isdisjoint(state)
     dtypes = {name: value.dtype for name, value in state["policy"].items()}
     assert all((dtype == torch.float32) == ("_norm." in name) for name, dtype in dtypes.items())
-    assert torch.float16 in dtypes.values()
-    assert state["config"]["log"]["dir"] == "runs"
+    assert torch.float16 in dtypes.values() and state["config"]["log"]["dir"] == "runs"
     assert not re.search(str(ROOT.parent), (tmp_path / "Cartpole/config.yaml").read_text() + repr(state["config"]))
     card = json.loads((tmp_path / "Cartpole/demo.json").read_text())
     assert (card["task"], card["algorithm"], card["episodes"]) == ("Cartpole", "ppo", 4)
@@ -43,8 +42,7 @@ def test_demo_plays_like_its_run(tool_here, runs_folder, tmp_path):
     for run in (tmp_path / "Cartpole", best):
         output = tool_here("play", run, "--viewer", "none", "--steps", "50").stdout
         rewards.append(float(re.findall(r"mean reward (\S+)", output)[-1]))
-    assert rewards[1] != 0
-    assert abs(rewards[0] - rewards[1]) <= 0.02 * abs(rewards[1])
+    assert rewards[1] != 0 and abs(rewards[0] - rewards[1]) <= 0.02 * abs(rewards[1])
 
 
 def test_full_disk_leaves_no_demo(runs_folder, tmp_path, monkeypatch, load_tool):
