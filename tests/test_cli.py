@@ -340,6 +340,15 @@ def test_cpu_training_imports_no_compiler_warp_or_wandb(command):
     assert unneeded & set(modules) == set() and int(uncollected) > 100_000
 
 
+@pytest.mark.parametrize(("before", "torch"), [("enable", "raise OSError"), ("disable", "")])
+def test_torch_import_keeps_garbage_collection_on_or_off(before, torch, command, tmp_path):
+    (tmp_path / "torch.py").write_text(torch)
+    code = f"import contextlib, gc; from gpusim_rl.machine.hardware import import_torch; gc.{before}()\n"
+    code += "with contextlib.suppress(OSError): import_torch()\nprint(gc.isenabled())"
+    path = os.pathsep.join([str(tmp_path), str(paths.PACKAGE.parent)])
+    assert command(sys.executable, "-c", code, env={"PYTHONPATH": path}).stdout == f"{before == 'enable'}\n"
+
+
 def test_torchrun_processes_limit_openmp_before_importing_torch(command, tmp_path):
     (tmp_path / "torch.py").write_text("import os; raise SystemExit(os.environ['GOMP_SPINCOUNT'])")
     environment = {"PYTHONPATH": str(tmp_path), "TORCHELASTIC_RUN_ID": "x"}

@@ -60,11 +60,13 @@ def check_address_space() -> None:
 def import_torch() -> None:
     """Import torch with less spinning of idle OpenMP threads, which takes CPU time from the physics."""
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    if "torch" not in sys.modules:
+    if "torch" not in sys.modules and gc.isenabled():
         gc.disable()  # or collections would traverse torch's 500,000 permanent objects, now and later (0.3 s)
-        importlib.import_module("torch")
-        gc.freeze()
-        gc.enable()
+        try:
+            importlib.import_module("torch")
+            gc.freeze()
+        finally:
+            gc.enable()
 
 
 def tune_malloc() -> None:

@@ -17,13 +17,7 @@ from gpusim_rl.machine.hardware import tune_malloc
 from gpusim_rl.machine.torch_threads import use_available_cpus
 from gpusim_rl.run.checkpoint import load_for, state_of_process
 from gpusim_rl.run.cuda_graph import GraphChoice
-from gpusim_rl.run.devices import (
-    CompileChoice,
-    choose_compile,
-    choose_devices,
-    choose_eval_devices,
-    set_deterministic,
-)
+from gpusim_rl.run.devices import CompileChoice, choose_compile, choose_devices, choose_eval_devices, set_deterministic
 from gpusim_rl.run.run_spec import RunSpec
 from gpusim_rl.settings.schema import RunConfig
 from gpusim_rl.sim import SimChoice
