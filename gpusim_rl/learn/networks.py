@@ -91,12 +91,13 @@ class MLP(nn.Sequential):
 
     def cast_together(self, x: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch out"]:
         """Return the same bits as with autocast, but cast all weights in one kernel and all gradients in another."""
-        cast, x = iter(cast_all([*self.parameters()], dtype)), x.to(dtype)
+        layers = [layer for layer in self if isinstance(layer, nn.Linear) and layer.bias is not None]
+        cast = iter(cast_all([weight for layer in layers for weight in (layer.weight, layer.bias)], dtype))
         linear: Any = functional.linear
         if torch.is_grad_enabled():
-            linear = partial(_Linear.apply, x.new_ones(1, x.shape[:-1].numel()))
-        for layer in self:
-            x = linear(x, next(cast), next(cast)) if isinstance(layer, nn.Linear) else layer(x)
+            linear = partial(_Linear.apply, x.new_ones(1, x.shape[:-1].numel(), dtype=dtype))
+        for layer in self:  # a subclass may add layers
+            x = linear(x.to(dtype), next(cast), next(cast)) if layer in layers else layer(x)
         return x
 
 
