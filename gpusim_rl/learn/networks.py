@@ -129,17 +129,18 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[reportIncompatibleMethodOverride]
         ctx.dtype = tensors[0].dtype
-        return _copied(tensors, dtype)
+        return copies(tensors, dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
-        return None, *_copied(gradients, ctx.dtype)
+        return None, *copies(gradients, ctx.dtype)
 
 
-def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    copies = [torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in tensors]
-    torch._foreach_copy_(copies, tensors)  # type: ignore[reportPrivateImportUsage]
-    return tuple(copies)
+def copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Cast tensors in one kernel."""
+    found = [torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in tensors]
+    torch._foreach_copy_(found, tensors)  # type: ignore[reportPrivateImportUsage]
+    return tuple(found)
 
 
 def make_features(size: int, cfg: NetworkConfig | CriticConfig, key: str = "network") -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class Batch(Transitions):
     """Noise for target and actor loss, [2, batch, actions]."""
     ahead: tuple[Tensor, Tensor] | None = None
     """Result of `next_action`, if already computed."""
+    following: tuple[Tensor, Tensor | None] | None = None
+    """Outputs of the target critics and the bonus, if already computed."""
 
 
 class OffPolicy(Algorithm):
@@ -302,10 +305,18 @@ class OffPolicy(Algorithm):
 
     def critic_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return losses and Q values [members, batch], targets and expected returns [batch]."""
+        policy, critic = self.policy, self.policy.critic
+        group, reduced = policy.critic_group, policy.mlp_reduced
+        inputs = batch.obs[group], batch.action
+        if reduced is not None and critic.shares_kernels(reduced):
+            with torch.no_grad():
+                action, bonus = self.next_action(batch)
+            outputs, after = critic.with_target(policy.target_critic, inputs, (batch.next_obs[group], action), reduced)
+            batch = dataclasses.replace(batch, following=(after, bonus))
+        else:
+            outputs = critic(*inputs, reduced=reduced)
         with torch.no_grad():
             target, expected = self.targets(batch)
-        policy, critic = self.policy, self.policy.critic
-        outputs = critic(batch.obs[policy.critic_group], batch.action, reduced=policy.mlp_reduced)
         if critic.support is None:
             each = functional.mse_loss(outputs.squeeze(-1), target.expand(critic.members, -1), reduction="none")
         else:
@@ -337,6 +348,8 @@ class OffPolicy(Algorithm):
 
     def _next_outputs(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return the target critics' outputs for the next actions, and the bonus."""
+        if batch.following is not None:
+            return batch.following
         action, bonus = self.next_action(batch)
         policy = self.policy
         return policy.target_critic(batch.next_obs[policy.critic_group], action, reduced=policy.mlp_reduced), bonus
@@ -365,7 +378,7 @@ class OffPolicy(Algorithm):
     def q_value(self, batch: Batch, action: Tensor) -> Tensor:
         """Return the Q values that the actor maximises, [batch]."""
         critic, policy = self.policy.critic, self.policy
-        outputs = critic.fixed(batch.obs[policy.critic_group], action, reduced=policy.mlp_reduced)
+        outputs = critic(batch.obs[policy.critic_group], action, reduced=policy.mlp_reduced, learns=False)
         return self._reduce(critic.value(outputs))
 
     def _reduce(self, value: Tensor) -> Tensor:

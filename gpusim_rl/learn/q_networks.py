@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy
 from gpusim_rl.learn.encoders import Encoder, FrameStack
-from gpusim_rl.learn.networks import ACTIVATIONS, cast_all, make_features
+from gpusim_rl.learn.networks import ACTIVATIONS, copies, make_features
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.settings.schema import ActorCriticConfig, DQNNetworkConfig, OffPolicyConfig, QNetworkConfig
 
@@ -39,27 +40,6 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(bias, x, weight)
 
 
-class _Scaled(torch.autograd.Function):
-    """Normalised rows times scale plus offset per member, with fewer kernels in the backward pass than autograd's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:  # type: ignore[reportIncompatibleMethodOverride]
-        normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-5)
-        ctx.save_for_backward(x, normal, mean, rstd, scale)
-        return torch.addcmul(offset, normal, scale)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
-        x, normal, mean, rstd, scale = ctx.saved_tensors
-        [gradient] = gradients
-        inner = torch.ops.aten.native_layer_norm_backward(
-            gradient * scale, x, x.shape[-1:], mean, rstd, None, None, [True, False, False]
-        )[0]
-        if not ctx.needs_input_grad[1]:
-            return inner, None, None
-        return inner, *torch.stack([gradient * normal, gradient]).sum(dim=2, keepdim=True).unbind()
-
-
 class EnsembleNorm(nn.Module):
     """Layer normalisation with scale and offset per member."""
 
@@ -71,6 +51,87 @@ class EnsembleNorm(nn.Module):
     def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch size"]:
         """Normalise each row."""
         return torch.addcmul(self.offset, functional.layer_norm(x, x.shape[-1:]), self.scale)
+
+
+_aten = torch.ops.aten
+_SLOPES: dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    nn.ReLU: lambda gradient, x, y: _aten.threshold_backward(gradient, y, 0.0),
+    nn.ELU: lambda gradient, x, y: _aten.elu_backward(gradient, 1.0, 1.0, 1.0, True, y),
+    nn.SELU: lambda gradient, x, y: _aten.elu_backward(gradient, 1.6732632423543772, 1.0507009873554805, 1.0, True, y),
+    nn.Tanh: lambda gradient, x, y: _aten.tanh_backward(gradient, y),
+    nn.SiLU: lambda gradient, x, y: _aten.silu_backward(gradient, x),
+    nn.GELU: lambda gradient, x, y: _aten.gelu_backward(gradient, x),
+}
+"""Gradient of x for a gradient of y, by activation y(x)."""
+
+
+class _Together(torch.autograd.Function):
+    """Features of all critics for x[0], and with two sets of weights of the target critics for x[1], in 16 bits.
+
+    Fewer kernels than with autograd: both sets share them, as do all casts and all sums over samples.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, layers: list[nn.Module], dtype: torch.dtype, x: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+        sets, members = len(x), len(weights[0])
+        cast = [w.new_empty(sets, *w.shape, dtype=dtype) for w in weights[: len(weights) // sets]]
+        torch._foreach_copy_([w[k] for k in range(sets) for w in cast], weights)  # type: ignore[reportPrivateImportUsage]
+        given = iter([w.flatten(0, 1) for w in cast])
+        saved: list[Tensor] = []
+        x = x.new_empty(sets, members, *x.shape[1:], dtype=dtype).copy_(x[:, None]).flatten(0, 1)
+        for layer in layers:
+            before = x
+            if isinstance(layer, EnsembleLinear):
+                weight, bias = next(given), next(given)
+                x = torch.baddbmm(bias, x, weight)
+                saved += [before, weight]
+            elif isinstance(layer, EnsembleNorm):
+                scale, offset = next(given), next(given)
+                normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-5)
+                x = torch.addcmul(offset, normal, scale)
+                saved += [before, normal, mean, rstd, scale]
+            else:
+                x = layer(x)
+                saved += [before, x]
+        ctx.layers, ctx.number = layers, len(weights)
+        ctx.save_for_backward(*(tensor[:members] for tensor in saved))
+        features = x.float().chunk(sets)
+        ctx.mark_non_differentiable(*features[1:])
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+        saved, learns = [*ctx.saved_tensors], ctx.needs_input_grad[3]
+        gradient = gradient.to(saved[0].dtype)
+        found: list[tuple[Tensor, bool]] = []  # gradients of weights, last to first, and whether to sum over samples
+        for layer in reversed(ctx.layers):
+            if isinstance(layer, EnsembleLinear):
+                weight, x = saved.pop(), saved.pop()
+                if learns:
+                    found += [(gradient, True), (x.mT @ gradient, False)]
+                if saved or ctx.needs_input_grad[2]:
+                    gradient = gradient @ weight.mT
+            elif isinstance(layer, EnsembleNorm):
+                scale, rstd, mean, normal, x = (saved.pop() for _ in range(5))
+                if learns:
+                    found += [(gradient, True), (gradient * normal, True)]
+                mask = [True, False, False]
+                gradient = gradient * scale
+                gradient = _aten.native_layer_norm_backward(gradient, x, x.shape[-1:], mean, rstd, None, None, mask)[0]
+            else:
+                y, x = saved.pop(), saved.pop()
+                gradient = _SLOPES[type(layer)](gradient, x, y)
+        weights: Sequence[Tensor] = ()
+        if learns:
+            rows = [rows for rows, summed in found if summed]
+            sums = torch.cat(rows, dim=2).sum(dim=1, keepdim=True).split([x.shape[2] for x in rows], dim=2)
+            left = iter(sums)
+            weights = copies([next(left) if summed else rows for rows, summed in found][::-1], torch.float32)
+        inputs = gradient.sum(dim=0, keepdim=True, dtype=torch.float32) if ctx.needs_input_grad[2] else None
+        return None, None, inputs, *weights, *(None,) * (ctx.number - len(weights))
 
 
 class _OwnFeatures(nn.ModuleList):
@@ -110,42 +171,47 @@ class Critic(nn.Module):
         self.register_buffer("support", support, persistent=False)
 
     def forward(
-        self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, reduced: torch.dtype | None
+        self,
+        obs: Float[Tensor, "batch size"],
+        action: Float[Tensor, "batch actions"],
+        *,
+        reduced: torch.dtype | None,
+        learns: bool = True,
     ) -> Float[Tensor, "members batch outputs"]:
-        """Return Q values [..., 1] or logits of the atoms."""
-        return self.head(self._features(torch.cat([obs, action], dim=-1), reduced=reduced))
-
-    def fixed(
-        self, obs: Float[Tensor, "batch size"], action: Float[Tensor, "batch actions"], *, reduced: torch.dtype | None
-    ) -> Float[Tensor, "members batch outputs"]:
-        """Return the same as `forward`, for the actor's gradient: the weights get none."""
-        features = self._features(torch.cat([obs, action], dim=-1), reduced=reduced, learns=False)
-        return self.head(features, learns=False)
+        """Return Q values [..., 1] or logits of the atoms; without `learns`, the weights get no gradient."""
+        return self.head(
+            self._features(torch.cat([obs, action], dim=-1), reduced=reduced, learns=learns), learns=learns
+        )
 
     def _features(
         self, x: Tensor, *, reduced: torch.dtype | None, learns: bool = True
     ) -> Float[Tensor, "members batch out"]:
         if reduced and x.device.type == "cuda" and isinstance(self.features, nn.Sequential):
-            return self.cast_together(x, reduced, learns=learns).float()
+            return self.together(x[None], reduced, self.weights(learns))[0]
         with torch.autocast(x.device.type, dtype=reduced) if reduced else nullcontext():
             features = self.features(x.expand(self.members, -1, -1))
         return features.float()
 
-    def cast_together(self, x: Tensor, dtype: torch.dtype, *, learns: bool = True) -> Tensor:
-        """Return features computed in `dtype`, with one cast of all weights and one of their gradients."""
-        weights = [*self.features.parameters()]
-        cast = iter(cast_all(weights if learns else [weight.detach() for weight in weights], dtype))
-        x = x.to(dtype).expand(self.members, -1, -1)
-        for layer in self.features.children():
-            if isinstance(layer, EnsembleLinear):
-                weight, bias = next(cast), next(cast)
-                x = torch.baddbmm(bias, x, weight)
-            elif isinstance(layer, EnsembleNorm):
-                scale, offset = next(cast), next(cast)
-                x = _Scaled.apply(x, scale, offset)
-            else:
-                x = layer(x)
-        return x
+    def with_target(
+        self, target: Critic, inputs: Sequence[Tensor], following: Sequence[Tensor], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Return outputs for `inputs`, observations and actions, and the target critics' outputs for `following`."""
+        x = torch.stack([torch.cat([*pair], dim=-1) for pair in (inputs, following)])
+        features, after = self.together(x, dtype, [*self.weights(), *target.weights()])
+        return self.head(features), target.head(after)
+
+    def shares_kernels(self, reduced: torch.dtype | None) -> bool:
+        """Return whether `with_target` may replace two calls."""
+        own = type(self).forward is not Critic.forward or not isinstance(self.features, nn.Sequential)
+        return reduced is not None and self.head.weight.device.type == "cuda" and not own
+
+    def together(self, x: Tensor, dtype: torch.dtype, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return features [members, batch, out] for each set of inputs and weights."""
+        return _Together.apply([*self.features.children()], dtype, x, *weights)  # type: ignore[reportReturnType]
+
+    def weights(self, learns: bool = True) -> list[Tensor]:
+        """Return the weights of the hidden layers."""
+        return [w if learns else w.detach() for w in self.features.parameters()]
 
     def value(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
         """Convert outputs to expected returns."""
@@ -189,7 +255,7 @@ class DiscreteCritic(Critic):
         # dueling (Wang et al. 2016, arXiv 1511.06581)
         return self.state_head(features).unsqueeze(-1) + outputs @ self.centre
 
-    def forward(
+    def forward(  # type: ignore[reportIncompatibleMethodOverride]
         self, obs: Float[Tensor, "batch size"], action: Shaped[Tensor, "batch choices"], *, reduced: torch.dtype | None
     ) -> Float[Tensor, "members batch outputs"]:
         """Return Q values [..., 1] or logits of the chosen options."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gpusim_rl.learn.networks import ACTIVATIONS
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.q_networks import Critic, EnsembleLinear, EnsembleNorm, project
 from helpers.off_policy import C51, off_policy_config
@@ -102,25 +103,58 @@ def test_masked_adamw_equals_adamw_and_skips_held_steps(decay: float) -> None:
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_critic_features_cast_together_are_close_to_float32() -> None:
-    torch.manual_seed(0)
-    net = off_policy_config("sac", {"network": {"critic_hidden": [16, 16], "activation": "silu"}}).network
+def perturbed_critic(**network: Any) -> Critic:
+    net = off_policy_config("sac", {"network": {"critic_hidden": [16, 12], **network}}).network
     critic = Critic(5, 2, net, "sac.network")
     for parameter in critic.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
+    return critic
+
+
+@pytest.mark.parametrize("layer_norm", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_critic_features_together_equal_autograd(
+    dtype: torch.dtype, error: float, activation: str, layer_norm: bool
+) -> None:
+    torch.manual_seed(0)
+    critic = perturbed_critic(activation=activation, layer_norm=layer_norm)
     x, found = torch.randn(64, 7, requires_grad=True), {}
     functions = {
         "plain": lambda: critic._features(x, reduced=None),
-        "cast": lambda: critic.cast_together(x, torch.bfloat16),
-        "fixed": lambda: critic.cast_together(x, torch.bfloat16, learns=False),
+        "together": lambda: critic.together(x[None], dtype, critic.weights())[0],
+        "fixed": lambda: critic.together(x[None], dtype, critic.weights(learns=False))[0],
     }
     for name, function in functions.items():
-        features = function().float()
+        features = function()
         trained = [] if name == "fixed" else list(critic.features.parameters())
         found[name] = [features, *torch.autograd.grad(features.sin().sum(), [x, *trained])]
-    for a, b in zip(found["plain"], found["cast"], strict=True):
-        assert b.dtype == torch.float32 and (a - b).norm() < 0.03 * a.norm()
-    assert all(torch.equal(a, b) for a, b in zip(found["cast"], found["fixed"], strict=False))
+    for a, b in zip(found["plain"], found["together"], strict=True):
+        assert b.dtype == torch.float32 and (a - b).norm() < error * a.norm()
+    assert all(torch.equal(a, b) for a, b in zip(found["together"], found["fixed"], strict=False))
+
+
+def test_critics_with_targets_equal_separate_evaluations() -> None:
+    critic, target = perturbed_critic(), perturbed_critic()
+    seen, after = ([torch.randn(64, 5), torch.randn(64, 2)] for _ in range(2))
+    outputs, following = critic.with_target(target, seen, after, torch.bfloat16)
+    alone, alone_after = (
+        each.head(each.together(torch.cat(x, dim=1)[None], torch.bfloat16, each.weights())[0])
+        for each, x in ((critic, seen), (target, after))
+    )
+    assert torch.equal(outputs, alone) and torch.equal(following, alone_after)
+    both = (torch.autograd.grad(q.square().sum(), list(critic.parameters())) for q in (outputs, alone))
+    assert all(map(torch.equal, *both))
+    assert not any(parameter.grad for parameter in target.parameters())
+
+
+def test_features_in_16_bits_reject_second_derivatives() -> None:
+    x = torch.randn(1, 4, 7, requires_grad=True)
+    critic = perturbed_critic()
+    [features] = critic.together(x, torch.bfloat16, critic.weights())
+    [gradient] = torch.autograd.grad(critic.head(features).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 def test_ensemble_layer_with_one_output_equals_matmul() -> None:

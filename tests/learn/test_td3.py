@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from gpusim_rl.learn.q_networks import Critic
 from gpusim_rl.learn.td3 import TD3
 from helpers.fakes import RandomEnv
 from helpers.off_policy import C51, OffPolicyLearner
@@ -75,3 +77,18 @@ def test_target_uses_distribution_of_the_lower_critic(clipped: bool) -> None:
             slow[lower + 1] += probability * (place - lower)
         assert torch.allclose(target[row], slow, atol=1e-5)
         assert expected_return[row].item() == pytest.approx((slow @ support).item(), abs=1e-4)
+
+
+class Doubled(Critic):
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        return 2.0 * super().forward(*inputs, **options)
+
+
+def test_actor_maximizes_outputs_of_own_critic() -> None:
+    it, td3 = learner()
+    it.train(2)
+    (batch, *_) = td3._draw(4)
+    before = td3.q_value(batch, batch.action)
+    td3.policy.critic.__class__ = Doubled
+    assert torch.equal(td3.q_value(batch, batch.action), 2.0 * before)
+    assert not td3.policy.critic.shares_kernels(torch.bfloat16)
