@@ -384,7 +384,7 @@ class OffPolicy(Algorithm):
     def _reduce(self, value: Tensor) -> Tensor:
         if self.policy.critic.members == 1:
             return value[0]
-        return value.amin(dim=0) if self.cfg.clipped else value.mean(dim=0)
+        return value.min(dim=0).values if self.cfg.clipped else value.mean(dim=0)
 
     def actor_loss(self, batch: Batch) -> list[Tensor]:
         """Return the values named by `actor_losses`."""

@@ -104,7 +104,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
-        saved, learns = [*ctx.saved_tensors], ctx.needs_input_grad[3]
+        saved, learns = [*ctx.saved_tensors], any(ctx.needs_input_grad[3:])
         gradient = gradient.to(saved[0].dtype)
         found: list[tuple[Tensor, bool]] = []  # gradients of weights, last to first, and whether to sum over samples
         for layer in reversed(ctx.layers):

@@ -41,19 +41,25 @@ class SquashedGaussian:
         return self._squash(torch.addcmul(self.mean, self.log_std.exp(), noise))
 
     def sample_with_log_prob(
-        self, noise: Float[Tensor, "*batch actions"]
+        self, noise: Float[Tensor, "*batch columns"]
     ) -> tuple[Float[Tensor, "*batch actions"], Float[Tensor, "*batch"]]:
-        """Return actions for standard normal noise, and their log-density."""
+        """Return actions for noise `with_density`, and their log-density."""
+        noise, constant = noise[..., :-1], noise[..., -1]
         u = torch.addcmul(self.mean, self.log_std.exp(), noise)
         # log pi = log N(u) - log(scale) - log(1 - tanh(u)^2), the last term accurate for tanh(u) near 1:
         # 2 log 2 - 2 u - 2 log(1 + exp(-2 u)). With beta=-2, softplus returns -log(1 + exp(-2 u)) / 2.
         each = torch.add(self.log_std, u, alpha=-2.0).add(functional.softplus(u, beta=-2.0), alpha=4.0)
-        constant = u.shape[-1] * (0.5 * _LOG_2PI + math.log(4.0 * self.scale))
-        log_normal = torch.linalg.vecdot(noise, noise).mul_(-0.5).sub_(constant)
-        return self._squash(u), log_normal - each.sum(dim=-1)
+        return self._squash(u), constant - each.sum(dim=-1)
 
     def _squash(self, u: Tensor) -> Tensor:
         return torch.tanh(u) if self.scale == 1.0 else torch.tanh(u) * self.scale
+
+
+def with_density(noise: Float[Tensor, "*batch actions"], scale: float) -> Float[Tensor, "*batch columns"]:
+    """Append to standard normal noise the part of the log-density that does not depend on the actor."""
+    constant = noise.shape[-1] * (0.5 * _LOG_2PI + math.log(4.0 * scale))
+    density = torch.linalg.vecdot(noise, noise).mul_(-0.5).sub_(constant)
+    return torch.cat([noise, density[..., None]], dim=-1)
 
 
 class SACPolicy(QPolicy):
@@ -110,6 +116,9 @@ class SAC(OffPolicy):
 
     def explore(self, outputs: Tensor, noise: Tensor) -> Tensor:
         return self.policy.distribution(outputs).sample(noise)
+
+    def _draw_batch_noise(self, *shape: int) -> Tensor:
+        return with_density(super()._draw_batch_noise(*shape), self.cfg.action_scale)
 
     @torch.no_grad()
     def look_ahead(self, batches: Sequence[Batch]) -> None:

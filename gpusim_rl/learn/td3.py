@@ -84,7 +84,7 @@ class TD3(OffPolicy):
         policy = self.policy
         action = policy.action(policy.actor(batch.obs["policy"], reduced=policy.mlp_reduced))
         q = self.q_value(batch, action)
-        loss = -(q @ batch.weight)
+        loss = q @ -batch.weight
         return [loss + self._imitation(batch, action, q) if self._imitates else loss]
 
     def state_dict(self) -> dict[str, Any]:

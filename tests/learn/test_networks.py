@@ -332,9 +332,10 @@ class NormedMLP(MLP):
         self.insert(2, nn.Linear(cfg.hidden[0], cfg.hidden[0], bias=False))
 
 
+@pytest.mark.parametrize("activation", ["elu", "relu"])
 @pytest.mark.parametrize("kind", [MLP, NormedMLP])
-def test_cast_together_equals_autocast(kind: type[MLP]) -> None:
-    layers = kind(5, ppo_config().network)
+def test_cast_together_equals_autocast(kind: type[MLP], activation: str) -> None:
+    layers = kind(5, ppo_config({"activation": activation}).network)
     x = torch.randn(7, 5, generator=generator())
     found = []
     for function in (layers, lambda x: layers.cast_together(x, torch.bfloat16)):

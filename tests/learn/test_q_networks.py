@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gpusim_rl.learn.networks import ACTIVATIONS
@@ -132,6 +132,18 @@ def test_critic_features_together_equal_autograd(
     for a, b in zip(found["plain"], found["together"], strict=True):
         assert b.dtype == torch.float32 and (a - b).norm() < error * a.norm()
     assert all(torch.equal(a, b) for a, b in zip(found["together"], found["fixed"], strict=False))
+
+
+def test_frozen_first_layer_leaves_other_gradients_unchanged() -> None:
+    critic, x = perturbed_critic(), torch.randn(1, 8, 7)
+    first, *rest = critic.features.parameters()
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(critic.together(x, torch.bfloat16, critic.weights())[0].sum(), rest)
+
+    expected = gradients()
+    first.requires_grad_(False)
+    assert all(map(torch.equal, gradients(), expected))
 
 
 def test_critics_with_targets_equal_separate_evaluations() -> None:

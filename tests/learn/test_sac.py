@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpusim_rl.learn.sac import SAC, SquashedGaussian
+from gpusim_rl.learn.sac import SAC, SquashedGaussian, with_density
 from helpers.fakes import RandomEnv
 from helpers.off_policy import OffPolicyLearner
 
@@ -24,7 +24,7 @@ def test_squashed_log_prob_equals_numeric_jacobian(scale: float) -> None:
     torch.manual_seed(0)
     mean, log_std, noise = (0.7 * torch.randn(3, 50, 4, dtype=torch.float64)).unbind()
     gaussian = SquashedGaussian(mean, 0.5 * log_std, scale)
-    action, log_prob = gaussian.sample_with_log_prob(noise)
+    action, log_prob = gaussian.sample_with_log_prob(with_density(noise, scale))
     assert torch.equal(action, gaussian.sample(noise)) and (action.abs() <= scale).all()
     step = 1e-6
     slope = (gaussian.sample(noise + step) - gaussian.sample(noise - step)) / (2.0 * step)
@@ -34,7 +34,7 @@ def test_squashed_log_prob_equals_numeric_jacobian(scale: float) -> None:
 
 def test_squashed_log_prob_is_finite_at_saturation() -> None:
     gaussian = SquashedGaussian(torch.tensor([[30.0, -30.0]]), torch.zeros(1, 2), 1.0)
-    action, log_prob = gaussian.sample_with_log_prob(torch.zeros(1, 2))
+    action, log_prob = gaussian.sample_with_log_prob(with_density(torch.zeros(1, 2), 1.0))
     assert action.tolist() == [[1.0, -1.0]] and log_prob.isfinite().all()
 
 
