@@ -96,7 +96,7 @@ class MLP(nn.Sequential):
         cast = iter(cast_all([weight for layer in layers for weight in (layer.weight, layer.bias)], dtype))
         ones = x.new_ones(1, x.shape[:-1].numel(), dtype=dtype) if torch.is_grad_enabled() else x
         done = False  # whether the last kernel included this activation
-        for layer, following in itertools.pairwise([*self, None]):
+        for layer, following in itertools.pairwise([*self, nn.Identity()]):
             if layer in layers:  # a subclass may have others
                 done = isinstance(following, nn.ReLU) and x.ndim == 2
                 x = _Linear.apply(done, ones, x.to(dtype), next(cast), next(cast))  # type: ignore[reportArgumentType]

@@ -33,7 +33,7 @@ from gpusim_rl.learn.encoders import random_shift
 from gpusim_rl.learn.noise import ActionNoise
 from gpusim_rl.learn.optimizer import MaskedAdamW
 from gpusim_rl.learn.prioritized import Priorities
-from gpusim_rl.learn.q_networks import QPolicy, project
+from gpusim_rl.learn.q_networks import Critic, QPolicy, project
 from gpusim_rl.learn.replay import Replay, Trajectory, Transitions
 from gpusim_rl.machine.compiled import Compiled
 from gpusim_rl.settings.schema import OffPolicyConfig
@@ -308,7 +308,7 @@ class OffPolicy(Algorithm):
         policy, critic = self.policy, self.policy.critic
         group, reduced = policy.critic_group, policy.mlp_reduced
         inputs = batch.obs[group], batch.action
-        if reduced is not None and critic.shares_kernels(reduced):
+        if reduced and critic.shares_kernels() and type(critic).forward is Critic.forward:
             with torch.no_grad():
                 action, bonus = self.next_action(batch)
             outputs, after = critic.with_target(policy.target_critic, inputs, (batch.next_obs[group], action), reduced)

@@ -62,39 +62,37 @@ _SLOPES: dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     nn.SiLU: lambda gradient, x, y: _aten.silu_backward(gradient, x),
     nn.GELU: lambda gradient, x, y: _aten.gelu_backward(gradient, x),
 }
-"""Gradient of x for a gradient of y, by activation y(x)."""
+"""Gradient of x for a gradient of the activation y(x)."""
 
 
 class _Together(torch.autograd.Function):
-    """Features of all critics for x[0], and with two sets of weights of the target critics for x[1], in 16 bits.
+    """16-bit features of all critics for x[0]; with two sets of weights also those of the target critics for x[1].
 
     Fewer kernels than with autograd: both sets share them, as do all casts and all sums over samples.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, layers: list[nn.Module], dtype: torch.dtype, x: Tensor, *weights: Tensor
-    ) -> tuple[Tensor, ...]:  # type: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx: Any, layers: Sequence[nn.Module], dtype: torch.dtype, x: Tensor, *weights: Tensor) -> Any:  # type: ignore[reportIncompatibleMethodOverride]
         sets, members = len(x), len(weights[0])
+        saved: list[Tensor] = []
         cast = [w.new_empty(sets, *w.shape, dtype=dtype) for w in weights[: len(weights) // sets]]
         torch._foreach_copy_([w[k] for k in range(sets) for w in cast], weights)  # type: ignore[reportPrivateImportUsage]
         given = iter([w.flatten(0, 1) for w in cast])
-        saved: list[Tensor] = []
         x = x.new_empty(sets, members, *x.shape[1:], dtype=dtype).copy_(x[:, None]).flatten(0, 1)
         for layer in layers:
-            before = x
+            saved.append(x)
             if isinstance(layer, EnsembleLinear):
                 weight, bias = next(given), next(given)
                 x = torch.baddbmm(bias, x, weight)
-                saved += [before, weight]
+                saved.append(weight)
             elif isinstance(layer, EnsembleNorm):
                 scale, offset = next(given), next(given)
                 normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-5)
                 x = torch.addcmul(offset, normal, scale)
-                saved += [before, normal, mean, rstd, scale]
+                saved += normal, mean, rstd, scale
             else:
                 x = layer(x)
-                saved += [before, x]
+                saved.append(x)
         ctx.layers, ctx.number = layers, len(weights)
         ctx.save_for_backward(*(tensor[:members] for tensor in saved))
         features = x.float().chunk(sets)
@@ -110,26 +108,20 @@ class _Together(torch.autograd.Function):
         for layer in reversed(ctx.layers):
             if isinstance(layer, EnsembleLinear):
                 weight, x = saved.pop(), saved.pop()
-                if learns:
-                    found += [(gradient, True), (x.mT @ gradient, False)]
-                if saved or ctx.needs_input_grad[2]:
-                    gradient = gradient @ weight.mT
+                found += [(gradient, True), (x.mT @ gradient, False)] if learns else []
+                gradient = gradient @ weight.mT if saved or ctx.needs_input_grad[2] else gradient
             elif isinstance(layer, EnsembleNorm):
                 scale, rstd, mean, normal, x = (saved.pop() for _ in range(5))
-                if learns:
-                    found += [(gradient, True), (gradient * normal, True)]
-                mask = [True, False, False]
-                gradient = gradient * scale
-                gradient = _aten.native_layer_norm_backward(gradient, x, x.shape[-1:], mean, rstd, None, None, mask)[0]
+                found += [(gradient, True), (gradient * normal, True)] if learns else []
+                rest = x, x.shape[-1:], mean, rstd, None, None, [True, False, False]
+                gradient = _aten.native_layer_norm_backward(gradient * scale, *rest)[0]
             else:
                 y, x = saved.pop(), saved.pop()
                 gradient = _SLOPES[type(layer)](gradient, x, y)
         weights: Sequence[Tensor] = ()
-        if learns:
-            rows = [rows for rows, summed in found if summed]
-            sums = torch.cat(rows, dim=2).sum(dim=1, keepdim=True).split([x.shape[2] for x in rows], dim=2)
-            left = iter(sums)
-            weights = copies([next(left) if summed else rows for rows, summed in found][::-1], torch.float32)
+        if rows := [rows for rows, summed in found if summed]:
+            sums = iter(torch.cat(rows, dim=2).sum(dim=1, keepdim=True).split([x.shape[2] for x in rows], dim=2))
+            weights = copies([next(sums) if summed else product for product, summed in found][::-1], torch.float32)
         inputs = gradient.sum(dim=0, keepdim=True, dtype=torch.float32) if ctx.needs_input_grad[2] else None
         return None, None, inputs, *weights, *(None,) * (ctx.number - len(weights))
 
@@ -186,8 +178,9 @@ class Critic(nn.Module):
     def _features(
         self, x: Tensor, *, reduced: torch.dtype | None, learns: bool = True
     ) -> Float[Tensor, "members batch out"]:
-        if reduced and x.device.type == "cuda" and isinstance(self.features, nn.Sequential):
-            return self.together(x[None], reduced, self.weights(learns))[0]
+        if reduced and self.shares_kernels():
+            weights = [w if learns else w.detach() for w in self.features.parameters()]
+            return self.together(x[None], reduced, weights)[0]
         with torch.autocast(x.device.type, dtype=reduced) if reduced else nullcontext():
             features = self.features(x.expand(self.members, -1, -1))
         return features.float()
@@ -197,21 +190,17 @@ class Critic(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return outputs for `inputs`, observations and actions, and the target critics' outputs for `following`."""
         x = torch.stack([torch.cat([*pair], dim=-1) for pair in (inputs, following)])
-        features, after = self.together(x, dtype, [*self.weights(), *target.weights()])
+        weights = *self.features.parameters(), *target.features.parameters()
+        features, after = self.together(x, dtype, weights)
         return self.head(features), target.head(after)
 
-    def shares_kernels(self, reduced: torch.dtype | None) -> bool:
-        """Return whether `with_target` may replace two calls."""
-        own = type(self).forward is not Critic.forward or not isinstance(self.features, nn.Sequential)
-        return reduced is not None and self.head.weight.device.type == "cuda" and not own
+    def shares_kernels(self) -> bool:
+        """Return whether 16-bit features are computed `together`, on CUDA."""
+        return self.head.weight.device.type == "cuda" and isinstance(self.features, nn.Sequential)
 
     def together(self, x: Tensor, dtype: torch.dtype, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return features [members, batch, out] for each set of inputs and weights."""
+        """Return features in float32 for each set of inputs and weights."""
         return _Together.apply([*self.features.children()], dtype, x, *weights)  # type: ignore[reportReturnType]
-
-    def weights(self, learns: bool = True) -> list[Tensor]:
-        """Return the weights of the hidden layers."""
-        return [w if learns else w.detach() for w in self.features.parameters()]
 
     def value(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
         """Convert outputs to expected returns."""

@@ -122,8 +122,8 @@ def test_critic_features_together_equal_autograd(
     x, found = torch.randn(64, 7, requires_grad=True), {}
     functions = {
         "plain": lambda: critic._features(x, reduced=None),
-        "together": lambda: critic.together(x[None], dtype, critic.weights())[0],
-        "fixed": lambda: critic.together(x[None], dtype, critic.weights(learns=False))[0],
+        "together": lambda: critic.together(x[None], dtype, [*critic.features.parameters()])[0],
+        "fixed": lambda: critic.together(x[None], dtype, [w.detach() for w in critic.features.parameters()])[0],
     }
     for name, function in functions.items():
         features = function()
@@ -139,7 +139,7 @@ def test_frozen_first_layer_leaves_other_gradients_unchanged() -> None:
     first, *rest = critic.features.parameters()
 
     def gradients() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(critic.together(x, torch.bfloat16, critic.weights())[0].sum(), rest)
+        return torch.autograd.grad(critic.together(x, torch.bfloat16, [*critic.features.parameters()])[0].sum(), rest)
 
     expected = gradients()
     first.requires_grad_(False)
@@ -151,7 +151,7 @@ def test_critics_with_targets_equal_separate_evaluations() -> None:
     seen, after = ([torch.randn(64, 5), torch.randn(64, 2)] for _ in range(2))
     outputs, following = critic.with_target(target, seen, after, torch.bfloat16)
     alone, alone_after = (
-        each.head(each.together(torch.cat(x, dim=1)[None], torch.bfloat16, each.weights())[0])
+        each.head(each.together(torch.cat(x, dim=1)[None], torch.bfloat16, [*each.features.parameters()])[0])
         for each, x in ((critic, seen), (target, after))
     )
     assert torch.equal(outputs, alone) and torch.equal(following, alone_after)
@@ -163,7 +163,7 @@ def test_critics_with_targets_equal_separate_evaluations() -> None:
 def test_features_in_16_bits_reject_second_derivatives() -> None:
     x = torch.randn(1, 4, 7, requires_grad=True)
     critic = perturbed_critic()
-    [features] = critic.together(x, torch.bfloat16, critic.weights())
+    [features] = critic.together(x, torch.bfloat16, [*critic.features.parameters()])
     [gradient] = torch.autograd.grad(critic.head(features).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()

@@ -91,4 +91,3 @@ def test_actor_maximizes_outputs_of_own_critic() -> None:
     before = td3.q_value(batch, batch.action)
     td3.policy.critic.__class__ = Doubled
     assert torch.equal(td3.q_value(batch, batch.action), 2.0 * before)
-    assert not td3.policy.critic.shares_kernels(torch.bfloat16)
