@@ -196,7 +196,8 @@ class Critic(nn.Module):
 
     def shares_kernels(self) -> bool:
         """Return whether 16-bit features are computed `together`, on CUDA."""
-        return self.head.weight.device.type == "cuda" and isinstance(self.features, nn.Sequential)
+        known = all(type(layer) in (EnsembleLinear, EnsembleNorm, *_SLOPES) for layer in self.features.children())
+        return known and self.head.weight.device.type == "cuda"
 
     def together(self, x: Tensor, dtype: torch.dtype, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return features in float32 for each set of inputs and weights."""
