@@ -167,6 +167,7 @@ def plain_updates(it: OffPolicyLearner, batches: list[Batch]) -> tuple[list[Tens
     def sample(obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         mean, spread = actor(obs, reduced=None).chunk(2, dim=-1)
         std = (-5.0 + 3.5 * (spread.tanh() + 1.0)).exp()
+        noise = noise[:, : mean.shape[1]]  # without its density
         action = (mean + std * noise).tanh()
         density = torch.distributions.Normal(mean, std).log_prob(mean + std * noise)
         return action, (density - (1.0 - action.square() + 1e-6).log()).sum(dim=-1)
