@@ -48,13 +48,13 @@ SEAM = {
 
 CORE = "core: physics, MDP, learning, loop, settings, files"
 CAPABILITIES: dict[str, tuple[int | str, ...]] = {
-    "Newton": (620, "sim/newton*"),
+    "Newton": (605, "sim/newton*"),
     "robot files": (1_250, "sim/urdf", "sim/robot_*", "sim/mesh_file", "sim/menagerie", "sim/legged"),
     "scaffold": (400, "connect/task_text", "connect/isaacgymenvs"),
     "viewer and report": (2_600, "view/*", "learned"),
-    "other libraries": (2_140, "connect/*"),
+    "other libraries": (2_130, "connect/*"),
     "actors": (
-        1_600,
+        1_594,
         *("distributed/actor*", "distributed/*engine", "distributed/ray_cluster", "distributed/rollouts"),
         *("distributed/inference", "distributed/shared_memory", "learn/remote"),
     ),
@@ -69,7 +69,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("learn/encoders", "learn/pretrained", "learn/vae", "learn/pixel_replay"),
     ),
     "logging": (
-        1_600,
+        1_585,
         *("run/console", "run/logger", "run/writers", "run/metrics"),
         *("run/log_interval", "run/reporter", "run/system"),
     ),
@@ -82,13 +82,14 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     ),
     "graph watch": (95, "run/capture_watch"),
     "compilation in the background": (146, "run/background_compile"),
+    "critic ensembles": (126, "learn/ensemble"),
     "fused kernels": (175, "sim/fused*"),
     "physics settings": (156, "diagnose/physics_settings"),
     "doctor": (1_600, "diagnose/*"),
-    CORE: (19_605,),
+    CORE: (19_578,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 3_830, "tests": 50_750, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_050, "tools": 3_830, "tests": 50_820, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:

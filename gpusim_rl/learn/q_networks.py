@@ -4,126 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from gpusim_rl.learn.algorithm import EnvSpec, Hidden, Observation, Policy
 from gpusim_rl.learn.encoders import Encoder, FrameStack
-from gpusim_rl.learn.networks import ACTIVATIONS, copies, make_features
+from gpusim_rl.learn.ensemble import SLOPES, EnsembleLinear, EnsembleNorm, shared_features
+from gpusim_rl.learn.networks import ACTIVATIONS, make_features
 from gpusim_rl.learn.normalize import RunningNormalizer
 from gpusim_rl.settings.schema import ActorCriticConfig, DQNNetworkConfig, OffPolicyConfig, QNetworkConfig
-
-
-class EnsembleLinear(nn.Module):
-    """Batch of `nn.Linear` layers, initialised like `nn.Linear`."""
-
-    def __init__(self, members: int, size: int, out_size: int) -> None:
-        super().__init__()
-        bound = size**-0.5
-        self.weight = nn.Parameter(torch.empty(members, size, out_size).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(members, 1, out_size).uniform_(-bound, bound))
-
-    def forward(
-        self, x: Float[Tensor, "members batch size"], *, learns: bool = True
-    ) -> Float[Tensor, "members batch out"]:
-        """Apply each member's layer; without `learns`, its weights get no gradient."""
-        weight, bias = (self.weight, self.bias) if learns else (self.weight.detach(), self.bias.detach())
-        if weight.shape[2] == 1 and x.device.type == "cpu":  # 3 times as fast as baddbmm
-            return torch.add((x * weight.mT).sum(dim=2, keepdim=True), bias)
-        return torch.baddbmm(bias, x, weight)
-
-
-class EnsembleNorm(nn.Module):
-    """Layer normalisation with scale and offset per member."""
-
-    def __init__(self, members: int, size: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(members, 1, size))
-        self.offset = nn.Parameter(torch.zeros(members, 1, size))
-
-    def forward(self, x: Float[Tensor, "members batch size"]) -> Float[Tensor, "members batch size"]:
-        """Normalise each row."""
-        return torch.addcmul(self.offset, functional.layer_norm(x, x.shape[-1:]), self.scale)
-
-
-_aten = torch.ops.aten
-_SLOPES: dict[type[nn.Module], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    nn.ReLU: lambda gradient, x, y: _aten.threshold_backward(gradient, y, 0.0),
-    nn.ELU: lambda gradient, x, y: _aten.elu_backward(gradient, 1.0, 1.0, 1.0, True, y),
-    nn.SELU: lambda gradient, x, y: _aten.elu_backward(gradient, 1.6732632423543772, 1.0507009873554805, 1.0, True, y),
-    nn.Tanh: lambda gradient, x, y: _aten.tanh_backward(gradient, y),
-    nn.SiLU: lambda gradient, x, y: _aten.silu_backward(gradient, x),
-    nn.GELU: lambda gradient, x, y: _aten.gelu_backward(gradient, x),
-}
-"""Gradient of x for a gradient of the activation y(x)."""
-
-
-class _Together(torch.autograd.Function):
-    """16-bit features of all critics for x[0]; with two sets of weights also those of the target critics for x[1].
-
-    Fewer kernels than with autograd: both sets share them, as do all casts and all sums over samples.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, layers: Sequence[nn.Module], dtype: torch.dtype, x: Tensor, *weights: Tensor) -> Any:  # type: ignore[reportIncompatibleMethodOverride]
-        sets, members = len(x), len(weights[0])
-        saved: list[Tensor] = []
-        cast = [w.new_empty(sets, *w.shape, dtype=dtype) for w in weights[: len(weights) // sets]]
-        torch._foreach_copy_([w[k] for k in range(sets) for w in cast], weights)  # type: ignore[reportPrivateImportUsage]
-        given = iter([w.flatten(0, 1) for w in cast])
-        x = x.new_empty(sets, members, *x.shape[1:], dtype=dtype).copy_(x[:, None]).flatten(0, 1)
-        for layer in layers:
-            saved.append(x)
-            if isinstance(layer, EnsembleLinear):
-                weight, bias = next(given), next(given)
-                x = torch.baddbmm(bias, x, weight)
-                saved.append(weight)
-            elif isinstance(layer, EnsembleNorm):
-                scale, offset = next(given), next(given)
-                normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, 1e-5)
-                x = torch.addcmul(offset, normal, scale)
-                saved += normal, mean, rstd, scale
-            else:
-                x = layer(x)
-                saved.append(x)
-        ctx.layers, ctx.number = layers, len(weights)
-        ctx.save_for_backward(*(tensor[:members] for tensor in saved))
-        features = x.float().chunk(sets)
-        ctx.mark_non_differentiable(*features[1:])
-        return features
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[reportIncompatibleMethodOverride]
-        saved, learns = [*ctx.saved_tensors], any(ctx.needs_input_grad[3:])
-        gradient = gradient.to(saved[0].dtype)
-        found: list[tuple[Tensor, bool]] = []  # gradients of weights, last to first, and whether to sum over samples
-        for layer in reversed(ctx.layers):
-            if isinstance(layer, EnsembleLinear):
-                weight, x = saved.pop(), saved.pop()
-                found += [(gradient, True), (x.mT @ gradient, False)] if learns else []
-                gradient = gradient @ weight.mT if saved or ctx.needs_input_grad[2] else gradient
-            elif isinstance(layer, EnsembleNorm):
-                scale, rstd, mean, normal, x = (saved.pop() for _ in range(5))
-                found += [(gradient, True), (gradient * normal, True)] if learns else []
-                rest = x, x.shape[-1:], mean, rstd, None, None, [True, False, False]
-                gradient = _aten.native_layer_norm_backward(gradient * scale, *rest)[0]
-            else:
-                y, x = saved.pop(), saved.pop()
-                gradient = _SLOPES[type(layer)](gradient, x, y)
-        weights: Sequence[Tensor] = ()
-        if rows := [rows for rows, summed in found if summed]:
-            sums = iter(torch.cat(rows, dim=2).sum(dim=1, keepdim=True).split([x.shape[2] for x in rows], dim=2))
-            weights = copies([next(sums) if summed else product for product, summed in found][::-1], torch.float32)
-        inputs = gradient.sum(dim=0, keepdim=True, dtype=torch.float32) if ctx.needs_input_grad[2] else None
-        return None, None, inputs, *weights, *(None,) * (ctx.number - len(weights))
 
 
 class _OwnFeatures(nn.ModuleList):
@@ -180,7 +73,7 @@ class Critic(nn.Module):
     ) -> Float[Tensor, "members batch out"]:
         if reduced and self.shares_kernels():
             weights = [w if learns else w.detach() for w in self.features.parameters()]
-            return self.together(x[None], reduced, weights)[0]
+            return shared_features([*self.features.children()], reduced, x[None], weights)[0]
         with torch.autocast(x.device.type, dtype=reduced) if reduced else nullcontext():
             features = self.features(x.expand(self.members, -1, -1))
         return features.float()
@@ -191,17 +84,13 @@ class Critic(nn.Module):
         """Return outputs for `inputs`, observations and actions, and the target critics' outputs for `following`."""
         x = torch.stack([torch.cat([*pair], dim=-1) for pair in (inputs, following)])
         weights = *self.features.parameters(), *target.features.parameters()
-        features, after = self.together(x, dtype, weights)
+        features, after = shared_features([*self.features.children()], dtype, x, weights)
         return self.head(features), target.head(after)
 
     def shares_kernels(self) -> bool:
-        """Return whether 16-bit features are computed `together`, on CUDA."""
-        known = all(type(layer) in (EnsembleLinear, EnsembleNorm, *_SLOPES) for layer in self.features.children())
+        """Return whether 16-bit features use `shared_features`, on CUDA."""
+        known = all(type(layer) in (EnsembleLinear, EnsembleNorm, *SLOPES) for layer in self.features.children())
         return known and self.head.weight.device.type == "cuda"
-
-    def together(self, x: Tensor, dtype: torch.dtype, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return features in float32 for each set of inputs and weights."""
-        return _Together.apply([*self.features.children()], dtype, x, *weights)  # type: ignore[reportReturnType]
 
     def value(self, outputs: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
         """Convert outputs to expected returns."""

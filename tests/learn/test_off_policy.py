@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.learn.ensemble import EnsembleLinear
 from gpusim_rl.learn.off_policy import Batch, OffPolicy
-from gpusim_rl.learn.q_networks import Critic, EnsembleLinear
+from gpusim_rl.learn.q_networks import Critic
 from gpusim_rl.learn.sac import SACPolicy
 from gpusim_rl.testing.conformance import differences
 from helpers.fakes import RandomEnv

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
+from gpusim_rl.learn.ensemble import EnsembleLinear, EnsembleNorm, shared_features
 from gpusim_rl.learn.networks import ACTIVATIONS
 from gpusim_rl.learn.optimizer import MaskedAdamW
-from gpusim_rl.learn.q_networks import Critic, EnsembleLinear, EnsembleNorm, project
+from gpusim_rl.learn.q_networks import Critic, project
 from helpers.off_policy import C51, off_policy_config
 
 
@@ -111,6 +113,14 @@ def perturbed_critic(**network: Any) -> Critic:
     return critic
 
 
+def features_together(
+    critic: Critic, x: Tensor, dtype: torch.dtype = torch.bfloat16, of: Callable[[Tensor], Tensor] = torch.as_tensor
+) -> Tensor:
+    return shared_features(
+        [*critic.features.children()], dtype, x[None], [of(w) for w in critic.features.parameters()]
+    )[0]
+
+
 @pytest.mark.parametrize("layer_norm", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
@@ -122,8 +132,8 @@ def test_critic_features_together_equal_autograd(
     x, found = torch.randn(64, 7, requires_grad=True), {}
     functions = {
         "plain": lambda: critic._features(x, reduced=None),
-        "together": lambda: critic.together(x[None], dtype, [*critic.features.parameters()])[0],
-        "fixed": lambda: critic.together(x[None], dtype, [w.detach() for w in critic.features.parameters()])[0],
+        "together": lambda: features_together(critic, x, dtype),
+        "fixed": lambda: features_together(critic, x, dtype, Tensor.detach),
     }
     for name, function in functions.items():
         features = function()
@@ -142,8 +152,7 @@ def test_critics_with_targets_equal_separate_evaluations() -> None:
     outputs, following = critic.with_target(target, seen, after, torch.bfloat16)
     first.requires_grad_(True)
     alone, alone_after = (
-        each.head(each.together(torch.cat(x, dim=1)[None], torch.bfloat16, [*each.features.parameters()])[0])
-        for each, x in ((critic, seen), (target, after))
+        each.head(features_together(each, torch.cat(x, dim=1))) for each, x in ((critic, seen), (target, after))
     )
     assert torch.equal(outputs, alone) and torch.equal(following, alone_after)
     both = (torch.autograd.grad(q.square().sum(), others) for q in (outputs, alone))
@@ -151,10 +160,9 @@ def test_critics_with_targets_equal_separate_evaluations() -> None:
 
 
 def test_features_in_16_bits_reject_second_derivatives() -> None:
-    x = torch.randn(1, 4, 7, requires_grad=True)
-    critic = perturbed_critic()
-    [features] = critic.together(x, torch.bfloat16, [*critic.features.parameters()])
-    [gradient] = torch.autograd.grad(critic.head(features).sum(), x, create_graph=True)
+    x, critic = torch.randn(4, 7, requires_grad=True), perturbed_critic()
+    outputs = critic.head(features_together(critic, x))
+    [gradient] = torch.autograd.grad(outputs.sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 
