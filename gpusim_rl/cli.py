@@ -31,7 +31,7 @@ from gpusim_rl.options import Parser
 GROUPS = {
     "Train": ("train", "tune", "collect", "pretrain-encoder"),
     "Look": ("demo", "list", "play", "record", "snapshot", "plot", "report"),
-    "Check": ("doctor", "check-task", "audit", "transfer"),
+    "Check": ("doctor", "check-task", "audit", "transfer", "stress"),
     "Write": ("new-task", "clip"),
     "Share": ("export", "publish-demo"),
 }

@@ -16,18 +16,20 @@ import argparse
 import base64
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, first_line, friendly_errors, import_extra, say
-from gpusim_rl.files.safe_open import writing
+from gpusim_rl.files.safe_open import load_json, writing
 from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
 from gpusim_rl.view.arguments import check_out
 
 if TYPE_CHECKING:
+    from gpusim_rl.view.player import Player
     from gpusim_rl.view.report import Group
 
 MOST_REPLAYS = 4  # per page; each takes about a megabyte
+MOST_STEPS = 1000  # of the replay of a fall
 PICTURE = (480, 360)  # width and height [pixels]
 
 
@@ -101,12 +103,46 @@ def replay(group: Group, args: argparse.Namespace) -> None:
             if isinstance(player.env, VecEnv):
                 group.replay = html_replay(player, range(args.steps), "report")
                 group.caption += " Drag to rotate, scroll to zoom."
+                group.failure = failure(player, run.run.path / "stress.json")
             else:
                 data = base64.b64encode(moving_picture(player, args.steps, PICTURE, "report")).decode()
                 group.picture = f"data:image/webp;base64,{data}"
     except Exception as error:  # even from a task or simulator: the page is useful without a replay
         say(f"no replay of {run.run}: {first_line(error)}", file=sys.stderr)
         group.caption = f"No replay: {first_line(error)}"
+
+
+class Recorded:
+    """Recorded positions, replayed through a player's simulator."""
+
+    def __init__(self, player: Player, frames: list[list[float]], hz: float) -> None:
+        import torch
+
+        self.env: Any = player.env
+        self._frames = torch.tensor(frames).reshape(len(frames), self.env.sim.qpos.shape[1])
+        self._ratio, self._steps = hz / self.env.cfg.control_hz, 0
+        self.num_steps = min(int(len(frames) / self._ratio), MOST_STEPS)
+        self.step()
+
+    def step(self) -> None:
+        """Show the next frame."""
+        self.env.sim.qpos[0] = self._frames[min(int(self._steps * self._ratio), len(self._frames) - 1)]
+        self._steps += 1
+
+
+def failure(player: Player, file: Path) -> tuple[str, str]:
+    """Return a 3D replay of the worst fall in stress.json and its caption, or the reason for its absence."""
+    from gpusim_rl.view.web_scene import html_replay
+
+    try:
+        worst = load_json(file)["worst"] if file.is_file() else None
+        if worst is None:  # no stress test, or no fall
+            return "", ""
+        recorded: Any = Recorded(player, worst["qpos"], float(worst["hz"]))
+        words = f"{worst['label']}, {worst['smallest']:.3g} {worst['unit']}"
+        return html_replay(recorded, range(recorded.num_steps), "report", [words]), f"Worst fall: {words}."
+    except Exception as error:  # from a damaged file
+        return "", f"No replay of the worst fall: {first_line(error)}"
 
 
 if __name__ == "__main__":

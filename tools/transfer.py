@@ -3,6 +3,7 @@
 gpusim-rl transfer Go1Velocity                                 the latest run, in all variants
 gpusim-rl transfer Go1Velocity --only simulator,friction       some of the variants
 gpusim-rl transfer Go1Velocity --num-envs 64 --seconds 10      64 episodes each, of at most 10 s
+gpusim-rl transfer runs/Go1Velocity/latest/export              an export folder, in plain MuJoCo
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("transfer", __doc__)
-    parser.option("run")
+    parser.option("run", "or a folder written by export")
     parser.option("--only", "variants", "Variants", "all of these", metavar="A,B")
     parser.rows["Variants"] += GROUPS.items()
     parser.option("--num-envs", "with an episode each", default=32)
@@ -91,6 +93,8 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
         if name not in GROUPS:
             hint = f"{did_you_mean(name, GROUPS)} Available: {', '.join(GROUPS)}"
             raise ConfigError("unknown group of variants", key=f"--only {name}", hint=hint)
+    if (Path(args.run) / "policy.json").is_file():
+        return transfer_export(args, wanted)
     import_extra("matplotlib", "view", "transfer")
     with closing(open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = plan(probe, args.seconds)
@@ -113,6 +117,29 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
     say(*table(rows))
     about |= {"seed": args.seed, "num_envs": args.num_envs, "seconds": args.seconds}
     write(run_dir, {**about, "rows": rows}, draw(rows, f"{about['task']}, iteration {about['iteration']}"))
+    return rows
+
+
+def transfer_export(args: argparse.Namespace, wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """Evaluate an export folder in the groups that plain MuJoCo can vary; print and write falls and velocity errors."""
+    from gpusim_rl.deployed.stress import EPISODE_S, ROBOTS, StressTest
+    from gpusim_rl.deployed.variants import VARIANTS
+    from gpusim_rl.deployed.walkers import Walkers
+
+    groups = [group for group in wanted if group in VARIANTS]
+    if not groups:
+        raise ConfigError("needs a run", key=f"--only {args.only}", hint=f"Of an export: {', '.join(VARIANTS)}")
+    study = StressTest(Walkers(Path(args.run), ROBOTS, args.seed), args.seed)
+    results = study.variants(args.num_envs, args.seconds or EPISODE_S, groups)
+    rows = [{"variant": rate.name, **rate.row(), "velocity_error": error} for rate, error in results]
+    head = ["variant", "falls", "95 % interval", "velocity error [m/s]"]
+    cells = [
+        [row["variant"], str(row["falls"]), "{:.1%} to {:.1%}".format(*row["interval"]), f"{row['velocity_error']:.3f}"]
+        for row in sorted(rows, key=lambda row: (-row["falls"], -row["velocity_error"]))
+    ]
+    say(*table_lines([head, *cells], right=head[1:], width=None))
+    with writing(Path(args.run) / "transfer.json") as file:
+        file.write(f"{json.dumps({'seed': args.seed, 'num_envs': args.num_envs, 'rows': rows}, indent=2)}\n".encode())
     return rows
 
 
@@ -141,9 +168,11 @@ def measure(args: argparse.Namespace, variant: Variant, plain: Mapping[str, Any]
 
 def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Variant]]:
     """Return the settings of the plain evaluation, and all variants of the run's task."""
+    from gpusim_rl.deployed.variants import VARIANTS, variant_name
     from gpusim_rl.env.task import control_steps
 
     env: Any = probe.env
+    name_of = partial(variant_name, control_hz=env.cfg.control_hz)
     cfg, task = env.cfg, probe.spec.config["task"]
     noise = ("noise", "shift", "brightness")
     sensors = {part: {k: v for k, v in keys.items() if k not in noise} for part, keys in cfg.observations.items()}
@@ -161,21 +190,20 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
         ("cone", ("pyramidal", "elliptic"), option.cone),
     ):
         variants += [Variant(name, group, {f"sim.{group}": name}) for i, name in enumerate(names) if i != now]
-    for group, section, properties, of, factors in (
-        ("friction", "rigid_shape_properties", ("friction",), None, (0.4, 0.6, 0.8, 1.2)),
-        ("mass", "rigid_body_properties", ("mass",), None, (0.9, 1.1)),
-        ("gains", "dof_properties", ("stiffness", "damping"), servos, (0.9, 1.1)),
-        ("effort", "dof_properties", ("effort",), None, (0.9, 1.1)),
+    for group, section, properties, of in (
+        ("friction", "rigid_shape_properties", ("friction",), None),
+        ("mass", "rigid_body_properties", ("mass",), None),
+        ("gains", "dof_properties", ("stiffness", "damping"), servos),
+        ("effort", "dof_properties", ("effort",), None),
     ):
-        for factor in factors:
+        for factor in VARIANTS[group]:
             params, reason = scaled(env, section, properties, of, factor)
-            variants.append(Variant(f"{group} x{factor:g}", group, randomized(actor_params=params), reason=reason))
-    for steps in (1, 2, 3):
-        name = f"delay {steps} ({1000.0 * steps / cfg.control_hz:.0f} ms)"
-        variants.append(Variant(name, "delay", randomized(latency={"range": [steps, steps]})))
-    for share in (0.05, 0.1):
+            variants.append(Variant(name_of(group, factor), group, randomized(actor_params=params), reason=reason))
+    for steps in map(int, VARIANTS["delay"]):
+        variants.append(Variant(name_of("delay", steps), "delay", randomized(latency={"range": [steps, steps]})))
+    for share in VARIANTS["noise"]:
         noise = {"range": [1.0, share], "operation": "scaling", "distribution": "gaussian"}
-        variants.append(Variant(f"noise {share:.0%}", "noise", randomized(observations=noise)))
+        variants.append(Variant(name_of("noise", share), "noise", randomized(observations=noise)))
     same = not as_trained["task.randomize"] and as_trained["task.observations"] == sensors
     reason = "the run was trained without noise or randomisation" if same else ""
     variants.append(Variant("as trained", "trained", as_trained, reason=reason))

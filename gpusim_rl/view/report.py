@@ -62,6 +62,7 @@ class Group:
     limits: Sequence[str] = ()  # bottlenecks in sentences, most costly first
     caption: str = ""  # of the replay, or the reason for its absence
     replay: str = ""  # HTML page with a 3D replay
+    failure: tuple[str, str] = "", ""  # page and caption of the worst fall that `gpusim-rl stress` found
     picture: str = ""  # replay as an animated WebP, a `data:` URL
 
     @property

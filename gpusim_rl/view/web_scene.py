@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, redirect_stdout
 from typing import Any
 
@@ -141,10 +141,11 @@ class WebScene:
         self._scene.update_from_arrays(self._pos, self._mat, *moved, qpos=qpos[:, : model.nq], qvel=qvel, ctrl=ctrl)
 
 
-def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
-    """Return a self-contained page that replays control steps; raise ConfigError for envs of another library."""
+def html_replay(player: Player, steps: Iterable[int], needed_by: str, words: Sequence[str] = ()) -> str:
+    """Return a self-contained page that replays control steps, captioned by `words`; ConfigError without a VecEnv."""
     if not isinstance(player.env, VecEnv):
         raise ConfigError(f"{player.name} is from another library and has no scene", key=needed_by, hint="Try a video")
+    title = html.escape(", ".join(words or caption_words(player)))
     every, fps = frame_rate(player.env.cfg.control_hz)
     with redirect_stdout(io.StringIO()), ExitStack() as stack:  # viser prints when it stops
         server = guarded_server(None, 0, needed_by)
@@ -155,8 +156,6 @@ def html_replay(player: Player, steps: Iterable[int], needed_by: str) -> str:
                 scene.draw()
                 recording.insert_sleep(1.0 / fps)
             player.step()
-        page = recording.as_html()
-    title = html.escape(", ".join(caption_words(player)))
-    page = page.replace("<title>Viser</title>", f"<title>{title}</title>", 1)
+        page = recording.as_html().replace("<title>Viser</title>", f"<title>{title}</title>", 1)
     page = page.replace("{darkMode:false}", '{darkMode:matchMedia("(prefers-color-scheme: dark)").matches}', 1)
     return page.replace("<body>", f"<body>{CAPTION.format(title)}", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -318,3 +319,23 @@ def test_return_of_fewer_than_100_episodes_is_labelled(mean, best, below):
     run.columns["episode/best_return"] = np.array(best)
     group = reports.Group("", 0, [run], [reports.Ending("complete", "")])
     assert reports._group(group, None, [], None)["tiles"][0][2] == below
+
+
+def test_report_replays_the_worst_fall_of_a_stress_test(no_charts, write, seeds):
+    pytest.importorskip("viser")
+    worst = {
+        "label": "push <b>",
+        "smallest": 0.66,
+        "unit": "m/s",
+        "hz": 25.0,
+        "qpos": [[0.1 * i, 0.2] for i in range(9)],
+    }
+    (seeds[0] / "stress.json").write_text(json.dumps({"worst": worst}))
+    page, text = write(seeds[0], options=("--steps", "2"))
+    assert (
+        page.tags.count("iframe") == 2 and "Worst fall: push &lt;b&gt;, 0.66 m/s." in text and "push <b>" not in text
+    )
+    for damaged in ({"worst": {**worst, "qpos": [[0.1]]}}, {"worst": {**worst, "hz": 0}}, {"worst": {}}, {}):
+        (seeds[0] / "stress.json").write_text(json.dumps(damaged))
+        page, text = write(seeds[0], options=("--steps", "2"))
+        assert page.tags.count("iframe") == 1 and "No replay of the worst fall: " in text
