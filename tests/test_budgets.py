@@ -76,6 +76,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "randomisation": (1_190, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
     "export": (1_210, "export/*"),
     "stress": (900, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
+    "share": (199, "deployed/share", "deployed/browser_mujoco"),
     "search": (880, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
         700,
@@ -90,7 +91,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_578,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 4_080, "tests": 51_450, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_050, "tools": 4_150, "tests": 51_900, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:

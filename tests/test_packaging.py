@@ -125,6 +125,8 @@ def test_wheel_holds_one_package_with_all_files(wheel, checkout):
             if path.is_file() and "__pycache__" not in path.parts:
                 assert f"gpusim_rl/{path.relative_to(checkout)}" in names
     assert {"gpusim_rl/py.typed", "gpusim_rl/tools/train.py"} <= set(names)
+    for part in ("walk.html", "draw.js", "robot.js", "walk.js", "LICENSE.mujoco"):
+        assert f"gpusim_rl/deployed/page/{part}" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
@@ -133,7 +135,7 @@ def test_sdist_holds_sources_and_documents(wheel):
     [sdist] = file.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         files = {member.name.partition("/")[2]: member.size for member in archive if member.isfile()}
-    expected = {"gpusim_rl", "cfg", "tasks", "tools", "docs", "deploy", "benchmarks", "train.py"}
+    expected = {"gpusim_rl", "cfg", "tasks", "tools", "docs", "deploy", "benchmarks", "train.py", "hatch_build.py"}
     expected |= {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "PKG-INFO"}
     assert {name.split("/")[0] for name in files} - {".gitignore"} == expected
     assert [name for name in files if name.startswith("benchmarks/")] == ["benchmarks/learn/best.json"]

@@ -1,0 +1,425 @@
+"""Tests of the command `share`: the page's content and its refusals, and the page in headless Chromium."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from gpusim_rl.deployed import browser_mujoco
+from gpusim_rl.deployed.share import page
+from gpusim_rl.export import parity
+from gpusim_rl.export.policy import DeployedPolicy, plain_function
+from helpers.commands import ROOT, load_file, run_here
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
+FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # 3D on the CPU
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+EVIL = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 1'>"
+SCENE = """
+<mujoco>
+  <option timestep="0.005"/>
+  <worldbody>
+    <geom type="plane" size="5 5 1"/>
+    <body name="base" pos="0 0 0.3">
+      <freejoint/>
+      <geom type="box" size="0.2 0.1 0.05"/>
+      <site name="imu"/>
+      <body pos="0 0 -0.05">
+        <joint name="knee" axis="0 1 0" range="-1 1"/>
+        <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.02"/>
+      </body>
+    </body>
+  </worldbody>
+  <actuator><position name="servo" joint="knee" kp="20" kv="1"/></actuator>
+  <sensor><gyro name="gyro" site="imu"/></sensor>
+</mujoco>
+"""
+TERMS = [
+    {"name": "gyro", "size": 3, "unit": "rad/s", "scale": 0.25, "history": 3, "source": "sensor gyro"},
+    {"name": "knee", "size": 1, "unit": "rad", "scale": 1.0, "history": 1, "source": "joint positions from the pose"},
+    {"name": "clock", "size": 1, "unit": "-", "scale": 1.0, "history": 1, "source": "phase sine 0.8 0.5 standing 0.25"},
+    {"name": "actions", "size": 1, "unit": "-", "scale": 2.0, "history": 2, "source": "last action"},
+    {"name": "command", "size": 1, "unit": "m/s", "scale": 1.0, "history": 1, "source": "command x"},
+]
+
+
+def write_export(folder: Path, nodes: list | None = None, scene: str = SCENE, **changes: Any) -> Path:
+    """Write an export of a robot with one joint; `changes` replace entries of the card."""
+    rng = np.random.default_rng(0)
+    arrays = {"weight": rng.normal(size=(1, 14)).astype(np.float32), "bias": np.float32([0.1]), "one": np.float32(1)}
+    network: list[Any] = [
+        ["Gemm", ["obs", "weight", "bias"], "sum", {"transB": 1}],
+        ["Tanh", ["sum"], "action", {}],
+        ["Mul", ["action", "one"], "control", {}],
+    ]
+    nodes = nodes or network
+    card = {
+        "task": "Hopper",
+        "algorithm": "ppo",
+        "iteration": 1,
+        "observation": {"size": 14, "terms": TERMS},
+        "action": {"size": 1, "dtype": "float32"},
+        "recurrent_state": [],
+        "control": {"offset": [0.0], "scale": [1.0], "source": [0]},
+        "commands": {"x": [-1.0, 1.0]},
+        "control_hz": 50.0,
+        "physics_hz": 200.0,
+        "max_angular_velocity": 40.0,
+        "joints": [{"name": "knee", "qpos": 7, "qvel": 6, "default": 0.0, "pose": 0.1}],
+        "actuators": [{"name": "servo", "joint": "knee", "kp": 20.0, "kd": 1.0}],
+        "start": {"qpos": [0, 0, 0.3, 1, 0, 0, 0, 0.1], "qvel": [0.0] * 7},
+        "files": {"onnx": "policy.onnx", "numpy": "policy.npz", "scene": "scene.xml"},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "policy.npz", graph=json.dumps({"nodes": nodes, "outputs": ["action", "control"]}), **arrays)
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in sizes.items()]
+        for sizes in ({"obs": 14}, {"action": 1, "control": 1})
+    )
+    made = [helper.make_node(name, sources, [result], **settings) for name, sources, result, settings in network]
+    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(made, "hopper", inputs, outputs, constants)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "policy.onnx"
+    )
+    (folder / "scene.xml").write_text(scene)
+    (folder / "policy.json").write_text(json.dumps({**card, **changes}))
+    return folder
+
+
+def share(*arguments: str | Path, cwd: Path) -> Any:
+    return run_here(ROOT / "tools" / "share.py", *arguments, cwd=cwd)
+
+
+def unpacked(text: str) -> bytes:
+    return gzip.decompress(base64.b64decode(text))
+
+
+@pytest.fixture
+def no_mujoco(monkeypatch):
+    """Leave MuJoCo out: these tests read the page without running it."""
+    monkeypatch.setattr("gpusim_rl.deployed.share.browser_files", lambda: {"code": "", "wasm": "A" * 3_400_000})
+
+
+def test_page_holds_the_export_and_loads_nothing(tmp_path, no_mujoco):
+    folder = write_export(tmp_path / "export")
+    done = share("export", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("export/walk.html: 3.5 MB")
+    text = (folder / "walk.html").read_text()
+    [policy] = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+    assert policy == "default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval'; style-src 'unsafe-inline'"
+    assert not re.search(r"(src|href)=|https?://", text), "the page names an address"
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1])
+    assert unpacked(data["scene"]["scene.xml"]).decode() == SCENE
+    assert json.loads(unpacked(data["card"])) == json.loads((folder / "policy.json").read_text())
+    assert "Apache License" in unpacked(data["licence"]).decode()
+    arrays = json.loads(unpacked(data["graph"]))["arrays"]
+    weights = np.frombuffer(unpacked(data["weights"]), "<f4")
+    start = arrays["weight"]["start"]
+    np.testing.assert_array_equal(weights[start : start + 14], np.load(folder / "policy.npz")["weight"].ravel())
+    assert share("export", cwd=tmp_path).refuses("already exists")
+    assert share("export", "--overwrite", cwd=tmp_path).returncode == 0
+
+
+def test_names_in_an_export_do_not_become_html(tmp_path, no_mujoco):
+    terms = [{**TERMS[0], "name": EVIL, "unit": EVIL}, *TERMS[1:]]
+    text = page(write_export(tmp_path, task=EVIL, algorithm=EVIL, observation={"size": 14, "terms": terms}), 6.0)
+    assert "window.evil" not in re.sub(r"<title>.*?</title>", "", text, flags=re.DOTALL)
+    assert "<title>&lt;/script&gt;" in text and text.lower().count("</script") == 2
+
+
+PICTURE = SCENE.replace("<worldbody>", '<asset><texture name="t" type="2d" file="{}"/></asset><worldbody>')
+CARD = {"observation": {"size": 14, "terms": [{**TERMS[0], "source": "task"}, *TERMS[1:]]}}
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"recurrent_state": [{"input": "state_0"}]}, "recurrent policies do not run in the page"),
+        ({"observation": {"size": 14, "terms": TERMS, "images": {"camera": [8, 8, 3]}}}, "policies with images"),
+        ({"files": {"onnx": "policy.onnx", "scene": "scene.xml"}}, "without a numpy version"),
+        ({"scene_needs_mujoco": "3.17"}, "the scene needs MuJoCo 3.17, the page has 3.14.0"),
+        (CARD, "only the task can compute gyro"),
+        ({"observation": {"size": 13, "terms": TERMS}}, "the terms have 14 numbers, the observation 13"),
+        ({"start": {"qpos": [math.nan], "qvel": []}}, "damaged export"),
+        ({"joints": 7}, "damaged export"),
+        ({"control_hz": 1e6, "physics_hz": 1e6}, "the page allows 1000 control steps a second"),
+        ({"nodes": [["Einsum", ["obs"], "action", {}]]}, "the page has no operation Einsum"),
+        ({"nodes": [[]]}, "damaged export"),
+        ({"scene": PICTURE.format("../secret.png")}, "'../secret.png', expected one in assets/"),
+        ({"scene": PICTURE.format("assets/no.png")}, "no.png"),
+        ({"scene": PICTURE.format("assets/link.png")}, "is a link to"),
+        ({"files": {"onnx": "policy.onnx", "numpy": "../policy.npz", "scene": "no.xml"}}, "no.xml"),
+    ],
+)
+def test_unsuitable_export_is_refused_in_one_line(tmp_path, no_mujoco, changes, words):
+    folder = write_export(tmp_path / "export", **changes)
+    (folder / "assets").mkdir()
+    (folder / "assets" / "link.png").symlink_to("/etc/passwd")
+    assert share("export", cwd=tmp_path).refuses(words)
+    assert not (folder / "walk.html").exists()
+
+
+def test_page_above_the_limit_names_the_largest_parts(tmp_path, no_mujoco):
+    folder = write_export(tmp_path / "export", scene=PICTURE.format("assets/t.png"))
+    (folder / "assets").mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (1000, 1000, 3), np.uint8)
+    Image.fromarray(noise).save(folder / "assets" / "t.png")
+    done = share("export", cwd=tmp_path)
+    assert done.refuses("at most 6 are allowed; largest parts [MB]: the scene's assets/t.png 4.0, MuJoCo 3.4")
+    assert share("export", "--max-mb", "9", cwd=tmp_path).returncode == 0
+
+
+def test_missing_mujoco_is_explained_in_one_line(tmp_path, monkeypatch):
+    write_export(tmp_path / "export")
+    monkeypatch.setattr(browser_mujoco, "FILES", {name: tmp_path / name for name in browser_mujoco.FILES})
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    done = share("export", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2) and done.stderr.startswith("downloading MuJoCo 3.14.0")
+    assert "npm, which downloads it, is not installed. Try a wheel" in done.stderr
+    fake = tmp_path / "npm"
+    fake.write_text("#!/bin/sh\necho changed > mujoco-3.14.0.tgz\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(fake))
+    assert f"expected {browser_mujoco.SHA256}" in share("export", cwd=tmp_path).stderr
+    assert not (tmp_path / "mujoco.wasm").exists(), "files with another hash were kept"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    playwright = pytest.importorskip("playwright.sync_api")
+    try:
+        browser_mujoco.bring()
+    except OSError as error:
+        pytest.skip(f"no MuJoCo for browsers here: {error}")
+    with playwright.sync_playwright() as running:
+        chromium = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """Visit of a page without network, with the simulator's clock stopped; `problems` must stay empty."""
+
+    def __init__(self, browser: Any, file: Path, script: str = "", **context: Any) -> None:
+        self.page = browser.new_context(offline=True, viewport={"width": 900, "height": 600}, **context).new_page()
+        self.problems: list[str] = []
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda line: self.problems.append(line.text))
+        self.page.on("request", lambda request: self.problems.append(f"request {request.url}"))
+        if script:
+            self.page.add_init_script(script)
+        self.page.goto(f"file://{file}")
+        assert self.problems.pop(0) == f"request file://{file}"
+
+    def ready(self) -> Visit:
+        for _ in range(600):
+            if self.page.evaluate("!!window.walk"):
+                break
+            self.page.wait_for_timeout(100)
+        else:
+            pytest.fail(self.page.inner_text("#status"))
+        self.page.evaluate("walk.hold(), walk.robot.reset()")
+        return self
+
+    def __call__(self, script: str, *argument: Any) -> Any:
+        return self.page.evaluate(script, *argument)
+
+    def picture(self) -> np.ndarray:
+        self("walk.camera.target = walk.robot.place(), walk.draw()")
+        shot = self.page.screenshot(timeout=240_000)
+        return np.asarray(Image.open(io.BytesIO(shot)).convert("L"), dtype=float)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Any:
+    """Return a function that exports a demo, with its page, and returns the folder."""
+    pytest.importorskip("onnxscript")
+    from gpusim_rl.export.files import write_all
+
+    def export(demo: str) -> Path:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parity, "CALLS", 20)
+            folder = tmp_path_factory.mktemp("demo") / demo
+            write_all(str(ROOT / "gpusim_rl" / "demos" / demo), folder, int8=False)
+        assert share(folder, cwd=folder).returncode == 0
+        return folder
+
+    return export
+
+
+def deployed_distance(folder: Path, seconds: float) -> float:
+    """Return how far docs/examples/deploy.py walks at 0.5 m/s [m]."""
+    deploy = load_file(ROOT / "docs" / "examples" / "deploy.py", "deploy")
+    policy = DeployedPolicy(folder)
+    robot = deploy.Robot(folder, policy.card)
+    robot.command = {"x": 0.5, "y": 0.0, "yaw": 0.0}
+    start = robot.place()
+    deploy.run(robot, policy, deploy.Video(None, robot), seconds)
+    return float(np.linalg.norm(robot.place() - start))
+
+
+@pytest.mark.slow
+@in_a_browser
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("demo, tolerance", [("Go1Velocity", 0.03), ("G1VelocityForward", 0.1)])
+def test_robot_walks_in_a_browser_as_in_deploy(browser, exported, demo, tolerance):
+    """G1's distance varies by 6 % with changes of 1e-6 rad in its initial joint angles."""
+    folder = exported(demo)
+    assert (folder / "walk.html").stat().st_size < 6e6
+    visit = Visit(browser, folder / "walk.html").ready()
+    before = visit.picture()
+    start = visit("walk.state()")
+    visit("walk.command({x: 0.5, y: 0, yaw: 0}), walk.advance(10)")
+    end = visit("walk.state()")
+    assert end["time"] == pytest.approx(10.0) and end["falls"] == 0
+    distance = math.dist(end["place"][:2], start["place"][:2])
+    assert distance == pytest.approx(deployed_distance(folder, 10.0), rel=tolerance)
+    visit("walk.push(0, 1.2), walk.advance(0.3)")
+    after = visit.picture()
+    for picture in (before, after):
+        robot = picture[200:500, 200:500]
+        assert robot.min() < 60 and robot.std() > 15, "no robot in the middle"
+    assert np.abs(after - before)[:, :560].max() > 50
+    observations = np.random.default_rng(0).normal(size=(200, visit("walk.robot.card.observation.size")))
+    action, control = plain_function((folder / "policy.npz").read_bytes())({"obs": observations.astype(np.float32)})
+    run = "rows => rows.map(row => walk.robot.policy.run(Float32Array.from(row)).map(x => [...x.data]))"
+    for i, expected in enumerate((action, control)):
+        got = np.array([row[i] for row in visit(run, observations.tolist())])
+        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=2e-6)
+    assert visit.problems == []
+
+
+@pytest.fixture(scope="module")
+def hopper(tmp_path_factory) -> Path:
+    folder = write_export(tmp_path_factory.mktemp("hopper"), task=EVIL)
+    (folder / "walk.html").write_text(page(folder, 6.0))
+    return folder / "walk.html"
+
+
+@pytest.mark.slow
+@in_a_browser
+@pytest.mark.timeout(600)
+def test_page_runs_the_card_of_any_robot(browser, hopper):
+    """Scales, histories, phase, keys, disturbances, falls, and names that look like HTML."""
+    visit = Visit(browser, hopper).ready()
+    assert visit("document.querySelector('h1').textContent") == EVIL and visit("window.evil") is None
+    policy = DeployedPolicy(hopper.parent, plain=True)
+    rng, read = np.random.default_rng(1), "[...walk.robot.read('phase sine 0.8 0.5 standing 0.25')]"
+    visit("walk.robot.policy.reset()")
+    for _ in range(4):
+        values = {term["name"]: rng.normal(size=term["size"]).tolist() for term in TERMS if term["name"] != "actions"}
+        policy.act(values)
+        got = visit("values => (walk.robot.policy.act(values), [...walk.robot.policy.action])", values)
+        np.testing.assert_allclose(got, policy.action, rtol=1e-6, atol=1e-6)
+    assert visit(read) == [0.25]
+    visit("walk.command({x: 1}), walk.robot.reset(), walk.advance(0.1)")
+    assert visit(read) == pytest.approx([math.sin(2 * math.pi * 0.1 / 0.8 + 0.5)])
+    command = "walk.robot.command.x"
+    for keys, value in ((["ArrowUp"], 1.0), (["KeyS"], -1.0), (["KeyW", "ArrowDown"], 0.0)):
+        visit("walk.command({x: 0})")
+        for key in keys:
+            visit.page.keyboard.down(key)
+        assert visit(command) == value
+        for key in keys:
+            visit.page.keyboard.up(key)
+        assert visit(command) == 0.0
+    visit("walk.robot.disturb({friction: 0.5, payload: 2}), walk.robot.delay = 0.02")
+    masses = visit("[walk.robot.model.body_mass[1], walk.robot.model.body_subtreemass[0], walk.robot.weight]")
+    assert masses[0] == pytest.approx(visit("walk.robot.mass") + 2) and masses[1] == pytest.approx(masses[2] + 2)
+    visit("walk.advance(0.1)")
+    assert visit("walk.robot.queue.length") == 5, "20 ms are four physics steps"
+    visit("walk.robot.reset(), walk.robot.data.qpos.set([0, 0, 0.5, 0, 1, 0, 0]), walk.advance(0.1)")
+    assert visit("walk.state().falls") == 1 and visit.page.locator("#falls").inner_text() == "0"
+    visit("walk.advance(2.2), walk.draw()")
+    assert visit("walk.state().falls") == 1 and visit("walk.robot.fallen") is False, "the robot stands up again"
+    assert visit.page.locator("#falls").inner_text() == "1"
+    before = visit("walk.held = false, walk.state().time")
+    visit.page.wait_for_timeout(3000)
+    assert visit("walk.hold(), walk.state().time") > before, "the page does not run by itself"
+    assert visit.problems == []
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_robot_can_be_pushed_by_dragging_it(browser, hopper):
+    visit = Visit(browser, hopper).ready()
+    visit("walk.robot.reset(), walk.camera.target = walk.robot.place(), walk.draw()")
+    x, y = (900 - 316) / 2, 300
+    visit.page.mouse.move(x, y)
+    visit.page.mouse.down()
+    visit.page.mouse.move(x + 80, y, steps=4)
+    assert visit("!!walk.robot.grab"), "the robot is not in the middle"
+    before = visit("walk.state().place")
+    visit("walk.advance(0.2)")
+    pulled = np.subtract(visit("walk.state().place"), before) @ visit("walk.picture.seen.right")
+    assert pulled > 0.02 and np.abs(visit("[...walk.robot.data.xfrc_applied]")).max() > 1
+    visit.page.mouse.up()
+    visit("walk.advance(0.1)")
+    assert not np.any(visit("[...walk.robot.data.xfrc_applied]"))
+    azimuth = visit("walk.camera.azimuth")
+    visit.page.mouse.move(40, 300)
+    visit.page.mouse.down()
+    visit.page.mouse.move(90, 300)
+    visit.page.mouse.up()
+    assert visit("walk.camera.azimuth") < azimuth and visit.problems == []
+
+
+ASSETS = """<asset>
+    <mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/>
+    <hfield name="h" nrow="3" ncol="3" size="1 1 0.5 0.1" elevation="0 0 0 0 1 0 0 0 0"/>
+  </asset><worldbody>
+    <geom type="mesh" mesh="m" pos="0.5 0.5 0" rgba="1 0 0 1"/>
+    <geom type="hfield" hfield="h" pos="-1.5 0 0"/>
+    <geom type="cylinder" size="0.1 0.2" pos="0 1 0.2" rgba="0 0.5 1 0.5"/>
+    <geom type="ellipsoid" size="0.1 0.2 0.3" pos="0 -1 0.3"/>"""
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_page_draws_every_kind_of_shape(browser, tmp_path):
+    folder = write_export(tmp_path / "export", scene=SCENE.replace("<worldbody>", ASSETS))
+    (folder / "walk.html").write_text(page(folder, 6.0))
+    visit = Visit(browser, folder / "walk.html").ready()
+    shapes = ["mesh0", "terrain0", "cylinder", "sphere", "plane", "box", "sphere"]
+    assert visit("walk.picture.geoms.map(geom => geom.shape)") == shapes
+    visit("walk.camera.distance = 5")
+    counts = visit("['mesh0', 'terrain0'].map(name => walk.picture.shapes[name].count)")
+    assert counts == [4 * 3, 4 * 2 * 3]
+    picture = visit.picture()
+    visit("walk.picture.geoms = walk.picture.geoms.filter(geom => !/mesh|terrain/.test(geom.shape))")
+    assert (np.abs(visit.picture() - picture)[:, :560] > 30).mean() > 0.01, "mesh and terrain are not drawn"
+    assert visit("walk.picture.gl.getError()") == 0 and visit.problems == []
+
+
+@pytest.mark.slow
+@in_a_browser
+@pytest.mark.parametrize(
+    "script, words",
+    [
+        ("delete window.WebAssembly", "needs a browser with WebAssembly"),
+        ("HTMLCanvasElement.prototype.getContext = () => null", "no WebGL 2 in this browser: the robot is simulated"),
+    ],
+)
+def test_missing_feature_of_the_browser_is_one_visible_line(browser, hopper, script, words):
+    visit = Visit(browser, hopper, script)
+    visit.page.get_by_text(words).wait_for(timeout=60_000)
+    assert visit.page.locator("#status").is_visible() and "\n" not in visit.page.inner_text("#status")
+    if "WebGL" in words:
+        visit.ready()("walk.advance(1), walk.draw()")
+        assert visit("walk.state().time") == pytest.approx(1.0)
+    assert visit.problems == []
