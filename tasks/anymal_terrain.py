@@ -109,6 +109,7 @@ class AnymalTerrain(Task[AnymalTerrainConfig]):
 
     Config = AnymalTerrainConfig
     units: ClassVar = {**Anymal.units, "heights": "m"}
+    sources: ClassVar = {**Anymal.sources, "joint_pos": "joint positions", "heights": "simulator ground heights"}
     mirrors: ClassVar = {**Anymal.mirrors, "heights": SCAN}
 
     @classmethod

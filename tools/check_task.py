@@ -42,6 +42,7 @@ MEND = {
         "start higher or with less noise, and clamp the joint positions to joint_limits"
     ),
     "no_observation_element_is_constant": "remove these elements; a policy learns nothing from them",
+    "sources_exist_in_the_scene": "`sources` name sensors as the scene does: 'sensor <robot>/<name>'",
     "reward_is_the_sum_of_its_terms": "return the same terms in every step, with snake_case names",
     "final_obs_equals_run_without_resets": "compute each env from its own state, whether or not other envs are reset",
     "observe_and_terminated_have_no_side_effects": "sample and write state in `advance`; these hooks run twice",

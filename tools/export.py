@@ -16,7 +16,7 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
-from gpusim_rl.errors import friendly_errors, import_extra, say
+from gpusim_rl.errors import friendly_errors, import_extra, say, warn
 from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
 from gpusim_rl.view.arguments import check_out
@@ -45,10 +45,13 @@ def export(args: argparse.Namespace) -> Path:
     check_out(args.out, overwrite=args.overwrite)
     import_torch()
     from gpusim_rl.export.files import write_all
+    from gpusim_rl.testing.measurable import advice
 
     options = {"order": args.order, "overwrite": args.overwrite, "trust": args.trust, "config_dir": args.config_dir}
     folder, card = write_all(args.run, args.out, int8=not args.no_int8, **options)
     say(*summary(card))
+    if unmeasured := [term["name"] for term in card["observation"].get("terms", ()) if term["measured"] is False]:
+        warn(advice(card["task"], unmeasured))
     if version := card.get("scene_needs_mujoco"):
         say(f"scene.xml needs MuJoCo {version} or newer: its actuators have delays or torque-speed curves")
     say(str(folder))

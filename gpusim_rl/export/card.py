@@ -19,6 +19,7 @@ from gpusim_rl.files.provenance import describe_environment
 from gpusim_rl.files.safe_open import load_json
 from gpusim_rl.sim.actuators import DAMPING, INPUT, STIFFNESS, control_names, is_dc_motor
 from gpusim_rl.spaces import MultiDiscrete
+from gpusim_rl.testing.measurable import simulator_only
 from gpusim_rl.view.player import Player
 
 FORMAT = 2  # version of the card
@@ -100,10 +101,11 @@ def _observation(env: Environment, limit: float | None) -> dict[str, Any]:
     if terms:  # in order; `history` frames of `size` numbers, oldest first, all multiplied by `scale`
         keys = ("name", "size", "unit", "scale", "history")
         assert isinstance(env, VecEnv)
-        sources = env.task.sources
-        card["terms"] = [
-            {**{key: getattr(term, key) for key in keys}, "source": sources.get(term.name, "task")} for term in terms
-        ]
+        sources, unmeasured = env.task.sources, simulator_only(env)
+        card["terms"] = [{key: getattr(term, key) for key in keys} for term in terms]
+        for term in card["terms"]:
+            term["source"] = sources.get(term["name"], "task")
+            term["measured"] = None if term["source"] == "task" else term["name"] not in unmeasured
     if env.images:  # uint8, channels last
         card["images"] = {group: list(shape) for group, shape in env.images.items()}
     return card

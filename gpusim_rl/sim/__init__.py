@@ -4,7 +4,7 @@ from gpusim_rl.sim.articulation import Articulation
 from gpusim_rl.sim.bodies import Bodies, Contacts, Sensor, Sites
 from gpusim_rl.sim.camera import CameraImages
 from gpusim_rl.sim.dynamics import Dynamics
-from gpusim_rl.sim.interface import Sim, SimChoice, choose_sim, make_sim
+from gpusim_rl.sim.interface import Sim, SimChoice, choose_sim, make_sim, put_pose
 from gpusim_rl.sim.params import Param
 from gpusim_rl.sim.rays import Rays
 from gpusim_rl.sim.scene import Scene
@@ -24,4 +24,5 @@ __all__ = [
     "Sites",
     "choose_sim",
     "make_sim",
+    "put_pose",
 ]

@@ -17,7 +17,7 @@ import inspect
 import io
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,8 +40,8 @@ from gpusim_rl.settings.checks import build, settings_class
 from gpusim_rl.settings.compose import compose
 from gpusim_rl.settings.schema import ALGORITHMS, TASK_DEFAULTS, RunConfig, SimConfig
 from gpusim_rl.settings.simulators import SIMULATORS, default_simulator
-from gpusim_rl.sim import Scene, choose_sim, make_sim
-from gpusim_rl.sim.interface import put_pose
+from gpusim_rl.sim import Scene, choose_sim, make_sim, put_pose
+from gpusim_rl.testing.measurable import simulator_only
 from gpusim_rl.testing.mirror_check import WRONG, differences_by_term
 from gpusim_rl.testing.sync_counter import SyncCounter
 
@@ -246,6 +246,10 @@ class TaskConformance:
                 return
         names = [element for element, rests in zip(elements, still.tolist(), strict=True) if rests]
         pytest.fail(f"constant over {self.max_steps} steps of {env.num_envs} envs: {names}")
+
+    def test_sources_exist_in_the_scene(self, name: str, record_property: Callable[[str, str], None]) -> None:
+        env = self.started_env(name)
+        record_property("only a simulator provides", ", ".join(simulator_only(env)))
 
     def test_reward_is_the_sum_of_its_terms(self, name: str) -> None:
         env = self.started_env(name, episode_length=SHORT)

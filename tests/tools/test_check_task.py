@@ -55,7 +55,7 @@ def test_failed_checks_are_listed_with_advice(folder):
     [advice] = [line for line in lines[lines.index(failed[2]) :] if "try:" in line]
     assert "no mean" in advice
     assert "ok       task trains on every simulator: mujoco" in lines
-    assert lines[-1] == f"Wobbly: {len([line for line in lines if line.startswith('ok')])} of 20 checks passed"
+    assert lines[-1] == f"Wobbly: {len([line for line in lines if line.startswith('ok')])} of 21 checks passed"
     assert sorted(path.name for path in folder.iterdir()) == ["my_cfg", "my_tasks"]
 
 
