@@ -49,7 +49,7 @@ def conclusion(stats: RunStats) -> str:
 
 
 def contact_buffers(run: RunStats) -> Finding | None:
-    """Find dropped contacts, which let bodies sink into each other."""
+    """Detect dropped contacts, which let bodies sink into each other."""
     if run.overflow <= 0:
         return None
     problem = f"up to {run.overflow:.0f} of {run.all_envs} envs dropped contacts, so physics is wrong"
@@ -67,7 +67,7 @@ def contact_buffers(run: RunStats) -> Finding | None:
 
 
 def diverged_envs(run: RunStats) -> Finding | None:
-    """Find frequent divergence; a single env now and then is normal."""
+    """Detect frequent divergence; a single env now and then is normal."""
     if run.diverged < 1e-3:
         return None
     problem = f"envs diverged in {100 * run.diverged:.2g} % of the control steps; these samples are dropped"
@@ -76,12 +76,12 @@ def diverged_envs(run: RunStats) -> Finding | None:
 
 
 def gpu_memory(run: RunStats) -> Finding | None:
-    """Find GPU memory near its limit."""
+    """Detect GPU memory near its limit."""
     return _memory("GPU memory", run, run.gpu_memory_gb, run.gpu_memory_limit_gb)
 
 
 def ram(run: RunStats) -> Finding | None:
-    """Find RAM near its limit, where the machine swaps or the kernel kills the run."""
+    """Detect RAM near its limit, where the machine swaps or the kernel kills the run."""
     return _memory("RAM", run, run.memory_gb, run.memory_limit_gb)
 
 
@@ -95,7 +95,7 @@ def _memory(name: str, run: RunStats, used: float | None, limit: float | None) -
 
 
 def memory_leak(run: RunStats) -> Finding | None:
-    """Find memory that grows after the start of a run."""
+    """Detect memory that grows after the start of a run."""
     growth, now = run.memory_growth_gb, run.memory_gb
     if growth is None or now is None or run.rows < 40 or growth < max(0.3, 0.15 * now):
         return None
@@ -105,7 +105,7 @@ def memory_leak(run: RunStats) -> Finding | None:
 
 
 def graph_fallback(run: RunStats) -> Finding | None:
-    """Find a requested CUDA graph that could not be captured."""
+    """Detect a requested CUDA graph that could not be captured."""
     if not run.on_gpu or "cannot be captured" not in run.graph_reason:
         return None
     problem, cost = f"graph={run.graph_mode}, because {run.graph_reason}", 0.3 if run.gpu_idle is None else run.gpu_idle
@@ -116,7 +116,7 @@ def graph_fallback(run: RunStats) -> Finding | None:
 
 
 def transfer_bound(run: RunStats) -> Finding | None:
-    """Find physics and policy on different devices."""
+    """Detect physics and policy on different devices."""
     if run.sim_device == run.rl_device or run.num_actors:  # actors send whole rollouts
         return None
     devices = f"physics on {run.sim_device}, policy on {run.rl_device}"
@@ -127,7 +127,7 @@ def transfer_bound(run: RunStats) -> Finding | None:
 
 
 def few_envs(run: RunStats) -> Finding | None:
-    """Find control steps that are mostly overhead, about 1 ms for any number of envs."""
+    """Detect control steps that are mostly overhead, about 1 ms for any number of envs."""
     if run.rl_device != "cpu" or run.step_s > 2e-3 or run.num_actors:
         return None
     envs = f"all {run.num_envs} envs" + (f" of each of {run.processes} processes" if run.processes > 1 else "")
@@ -136,7 +136,7 @@ def few_envs(run: RunStats) -> Finding | None:
 
 
 def oversubscribed(run: RunStats) -> Finding | None:
-    """Find threads that outnumber the CPUs and wait for each other."""
+    """Detect threads that outnumber the CPUs and wait for each other."""
     if not run.too_many_threads:
         return None
     physics, torch = run.physics_threads or 0, run.torch_threads or 0
@@ -152,7 +152,7 @@ def oversubscribed(run: RunStats) -> Finding | None:
 
 
 def busy_machine(run: RunStats) -> Finding | None:
-    """Find other processes on the run's CPUs."""
+    """Detect other processes on the run's CPUs."""
     if not run.cpu_physics or not run.contended or run.too_many_threads or run.actor_engine == "ray":
         return None
     load = f"load {run.load:.1f} on {_cpus(run.machine_cpus or 0)}"
@@ -161,7 +161,7 @@ def busy_machine(run: RunStats) -> Finding | None:
 
 
 def unused_cpus(run: RunStats) -> Finding | None:
-    """Find idle CPUs that physics could use."""
+    """Detect idle CPUs that physics could use."""
     threads = run.physics_threads
     if not run.cpu_physics or threads is None or threads >= run.cpus or run.simulate < 0.4:
         return None
@@ -171,7 +171,7 @@ def unused_cpus(run: RunStats) -> Finding | None:
 
 
 def warp_on_cpu(run: RunStats) -> Finding | None:
-    """Find Warp on the CPU, where kernels run on one thread."""
+    """Detect Warp on the CPU, where kernels run on one thread."""
     if run.sim_device != "cpu" or run.sim not in SIMULATORS or not SIMULATORS[run.sim].uses_warp:
         return None
     share = 1.0 - (run.actor_wait or 0.0) if run.num_actors else run.simulate
@@ -180,7 +180,7 @@ def warp_on_cpu(run: RunStats) -> Finding | None:
 
 
 def simulation_bound(run: RunStats) -> Finding | None:
-    """Find physics that takes nearly all of the time."""
+    """Detect physics that takes nearly all of the time."""
     causes = (oversubscribed, unused_cpus, warp_on_cpu, transfer_bound, few_envs, graph_fallback)
     if run.simulate < 0.85 or any(rule(run) for rule in causes):
         return None
@@ -207,7 +207,7 @@ def update_bound(run: RunStats) -> Finding | None:
 
 
 def small_minibatches(run: RunStats) -> Finding | None:
-    """Find minibatches too small for the fixed cost of optimiser steps."""
+    """Detect minibatches too small for the fixed cost of optimiser steps."""
     size, steps = run.minibatch_size, run.minibatches
     if size is None or steps is None:
         return None
@@ -237,7 +237,7 @@ def checkpoint_bound(run: RunStats) -> Finding | None:
 
 
 def sums_bound(run: RunStats) -> Finding | None:
-    """Find slow all-reduces, which wait for the slowest process."""
+    """Detect slow all-reduces, which wait for the slowest process."""
     if run.processes < 2 or run.sums is None or run.sums < 0.2:
         return None
     problem = f"{run.processes} processes spend {_percent(run.sums)} of the time waiting for the slowest in all-reduces"
@@ -249,7 +249,7 @@ def sums_bound(run: RunStats) -> Finding | None:
 
 
 def checked_task(run: RunStats) -> Finding | None:
-    """Find `debug.check_task`, which synchronises at every step."""
+    """Detect `debug.check_task`, which synchronises at every step."""
     if not run.check_task:
         return None
     problem, cost = "debug.check_task=true checks every hook of the task at every step", 0.1
@@ -259,7 +259,7 @@ def checked_task(run: RunStats) -> Finding | None:
 
 
 def slowing_down(run: RunStats) -> Finding | None:
-    """Find throughput that drops over time."""
+    """Detect throughput that drops over time."""
     if run.speed_trend is None or run.rows < 40 or run.speed_trend > 0.75:
         return None
     problem = f"speed fell to {_percent(run.speed_trend)} over the rows read"

@@ -38,7 +38,7 @@ class EncodedPolicy(Policy):
         return self._begin(batch) + self.policy.initial_state(batch)
 
     def actor_state(self, batch: int) -> Hidden:
-        """Return the actor's initial recurrent state, zeros."""
+        """Return the actor's zero-initialised recurrent state."""
         return self._begin(batch) + self.policy.actor_state(batch)
 
     def _begin(self, batch: int) -> Hidden:
