@@ -1,29 +1,27 @@
 """Build the documentation site: all pages, the API reference from docstrings, search, and plain text.
 
-Every warning is an error. The start page has a 3D replay of the Go1 demo in the package. For language models, the site
+Every warning is an error. On the start page, visitors drive the Go1 demo in the package. For language models, the site
 has llms.txt (a list of its pages), llms-full.txt (all pages in one file) and each page as Markdown.
 
 python docs/build_site.py                    docs/site/index.html (not committed)
 python docs/build_site.py --out /tmp/site    another folder
 
-Needs `pip install -e ".[docs]"`. Neither the build nor its pages use the network.
+Needs `pip install -e ".[docs]"`, and npm, which downloads MuJoCo for browsers once. Pages do not use the network.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import logging
 import re
 import sys
 import tempfile
-from contextlib import closing
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-REPLAYED = 250  # control steps: 5 s
+PAGE_MB = 6.0  # largest page in which visitors drive a robot
 
-NEEDED = ("sphinx", "furo", "myst_parser", "viser", "mjviser")
+NEEDED = ("sphinx", "furo", "myst_parser", "onnx", "onnxscript", "onnxruntime")
 """Modules that the extra `docs` installs."""
 
 
@@ -46,7 +44,7 @@ def build(out: Path) -> int:
         options = ["--quiet", "--fail-on-warning", "--jobs", "auto"]
         if failed := build_main([*options, "--doctree-dir", cache, str(DOCS), str(out)]):
             return failed
-    write_replay(out / "replay.html")
+    write_walk(out / "walk.html")
     write_text(out)
     requests = outside_requests(out)
     for request in requests:
@@ -55,15 +53,15 @@ def build(out: Path) -> int:
     return 1 if requests else 0
 
 
-def write_replay(page: Path) -> None:
-    """Write the replay shown on the start page (see conf.py)."""
+def write_walk(page: Path) -> None:
+    """Write the page in which visitors of the start page drive Go1 (see conf.py)."""
+    from gpusim_rl.deployed import share
+    from gpusim_rl.export.files import write_all
     from gpusim_rl.files.paths import demos_dir
-    from gpusim_rl.view.player import Player
-    from gpusim_rl.view.web_scene import html_replay
 
-    logging.getLogger("websockets").setLevel("WARNING")  # Sphinx shows libraries' logs
-    with closing(Player.open(str(demos_dir() / "Go1Velocity"), num_envs=1)) as player:
-        write(page, html_replay(player, range(REPLAYED), "build_site"))
+    with tempfile.TemporaryDirectory() as folder:
+        exported, _ = write_all(str(demos_dir() / "Go1Velocity"), Path(folder) / "export", int8=False)
+        write(page, share.page(exported, PAGE_MB))
 
 
 def write(file: Path, text: str) -> None:

@@ -1,6 +1,6 @@
 """Sphinx configuration of the documentation site; build it with `python docs/build_site.py`.
 
-Pages are the Markdown files that the code host displays. The build adds the table of contents below and a replay to
+Pages are the Markdown files that the code host displays. The build adds the table of contents below and a robot to
 the start page, and turns links to files outside the site into links to the code host.
 """
 
@@ -23,11 +23,11 @@ from cli_reference import reference
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-REPLAY = """```{raw} html
-<iframe src="replay.html" title="A trained Go1 walks, in 3D" class="replay"></iframe>
-<p class="replay">The Go1 that comes with the package. Drag to rotate, scroll to zoom.</p>
+DRIVE = """```{raw} html
+<iframe src="walk.html" title="Drive a trained Go1" class="replay"></iframe>
+<p class="replay">Drive the Go1 that comes with the package: click, then use the arrow keys. Drag the robot to push it.</p>
 ```"""
-"""Frame (iframe) with the replay that `build_site.write_replay` writes."""
+"""Frame (iframe) with the page that `build_site.write_walk` writes."""
 
 SOURCE = "https://github.com/gpusim-rl/gpusim_rl/blob/main/"
 CONTENTS = {
@@ -40,6 +40,7 @@ CONTENTS = {
         "vision",
         "motion",
         "export",
+        "deploy",
         "distributed",
         "connect",
         "doctor",
@@ -106,10 +107,10 @@ GOOGLE = Config(napoleon_use_ivar=True, napoleon_use_rtype=False)
 
 
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add contents and a replay to the start page and commands to the CLI page; link outside files to the code host."""
+    """Add contents and a robot to the start page and commands to the CLI page; link outside files to the code host."""
     if page == root_doc:
-        source[0], found = re.subn(r"(^!\[.*\n)", rf"\1\n{REPLAY}\n", source[0], count=1, flags=re.MULTILINE)
-        assert found, "the start page has no picture to put the replay below"
+        source[0], found = re.subn(r"(^!\[.*\n)", rf"\1\n{DRIVE}\n", source[0], count=1, flags=re.MULTILINE)
+        assert found, "the start page has no picture to put the robot below"
         for caption, pages in CONTENTS.items():
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
     if page == "reference/cli":

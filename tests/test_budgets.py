@@ -194,7 +194,7 @@ def test_front_documents_stay_short():
     assert words_of("README.md") <= 400
     assert words_of("docs/architecture.md") <= 1_200
     pages = [page for kind in ("*.md", "reference/*.rst") for page in (ROOT / "docs").glob(kind)]
-    assert sum(words_of(str(page)) for page in pages) <= 32_000
+    assert sum(words_of(str(page)) for page in pages) <= 33_400
     assert lines_of(ROOT / "CHANGELOG.md") <= 80
 
 
