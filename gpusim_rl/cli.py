@@ -33,7 +33,7 @@ GROUPS = {
     "Look": ("demo", "list", "play", "record", "snapshot", "plot", "report"),
     "Check": ("doctor", "check-task", "audit", "transfer", "stress"),
     "Write": ("new-task", "clip"),
-    "Share": ("export", "share", "publish-demo"),
+    "Share": ("export", "adopt", "share", "publish-demo"),
 }
 BASH = """\
 _gpusim_rl() {

@@ -77,6 +77,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "export": (1_210, "export/*"),
     "stress": (900, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
     "share": (199, "deployed/share", "deployed/browser_mujoco"),
+    "adopt": (1_210, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
     "search": (880, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
         700,

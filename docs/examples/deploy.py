@@ -122,6 +122,10 @@ class Robot:
                 return np.zeros(self.card["action"]["size"])  # DeployedPolicy fills it in
             case ["command", *names] if set(names) <= set(self.command):
                 return [self.command[name] for name in names]
+            case ["phase", "sine" | "cosine" as wave, period, offset, *standing]:  # standing: value at command 0
+                if standing and np.linalg.norm([*self.command.values()]) < 1e-3:
+                    return float(standing[-1])
+                return {"sine": np.sin, "cosine": np.cos}[wave](2 * np.pi * data.time / float(period) + float(offset))
         return None
 
     def observe(self) -> dict[str, Any]:

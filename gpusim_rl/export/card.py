@@ -45,8 +45,8 @@ def describe(
     if not isinstance(env, VecEnv):
         return card
     compiled = env.sim.scene.model
-    joints = _joints(compiled)
-    actuators = _actuators(compiled)
+    joints = joint_rows(compiled)
+    actuators = actuator_rows(compiled)
     if order is not None:
         card["order"] = order.vendor
         joints, actuators = [joints[i] for i in order.joints], [actuators[i] for i in order.actuators]
@@ -148,7 +148,7 @@ def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
     return rows
 
 
-def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
+def joint_rows(model: mujoco.MjModel) -> list[dict[str, Any]]:
     return [
         {
             "name": model.joint(j).name,
@@ -162,7 +162,7 @@ def _joints(model: mujoco.MjModel) -> list[dict[str, Any]]:
     ]
 
 
-def _actuators(model: mujoco.MjModel) -> list[dict[str, Any]]:
+def actuator_rows(model: mujoco.MjModel) -> list[dict[str, Any]]:
     """Return one row per control, in order.
 
     Without a torque-speed curve, the force is `gear * (gain * control - kp * position - kd * velocity)`: a position
