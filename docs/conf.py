@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DRIVE = """```{raw} html
 <iframe src="walk.html" title="Drive a trained Go1" class="replay"></iframe>
-<p class="replay">Drive the Go1 that comes with the package: click, then use the arrow keys. Drag the robot to push it.</p>
+<p class="replay">Drive a trained Go1: click, then use the arrow keys. Drag the robot to push it.</p>
 ```"""
 """Frame (iframe) with the page that `build_site.write_walk` writes."""
 

@@ -162,12 +162,8 @@ class VelocityTask(Legged[VelocityConfig]):
         "contact": "-",
         "contact_force": "log(1 + N)",
     }
-    sources: ClassVar = {
-        **Legged.sources,
-        "gravity": "gravity",
-        "command": "command x y yaw",
-        "heights": "simulator ground heights",
-    }
+    sources: ClassVar = {**Legged.sources, "gravity": "gravity", "command": "command x y yaw"}
+    sources |= {"heights": "simulator ground heights"}
     terms: ClassVar[Mapping[str, Term]] = {
         "lin_vel": Near(lambda task, now: now.lin_error, lambda cfg: cfg.lin_vel_width),
         "ang_vel": Near(lambda task, now: now.ang_error, lambda cfg: cfg.ang_vel_width),

@@ -74,11 +74,12 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("run/log_interval", "run/reporter", "run/system"),
     ),
     "randomisation": (1_190, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
-    "export": (1_210, "export/*"),
-    "stress": (900, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
+    "export": (1_213, "export/*"),
+    "measurable terms": (60, "testing/measurable"),
+    "stress": (901, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
     "share": (199, "deployed/share", "deployed/browser_mujoco"),
     "adopt": (1_210, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
-    "search": (880, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
+    "search": (875, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
         700,
         *("learn/symmetry", "learn/rnd", "env/mirrors", "sim/mirror_image", "testing/mirror_check"),
@@ -88,11 +89,11 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "critic ensembles": (126, "learn/ensemble"),
     "fused kernels": (175, "sim/fused*"),
     "physics settings": (156, "diagnose/physics_settings"),
-    "doctor": (1_600, "diagnose/*"),
-    CORE: (19_578,),
+    "doctor": (1_597, "diagnose/*"),
+    CORE: (19_583,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 4_150, "tests": 51_900, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_050, "tools": 4_245, "tests": 52_503, "benchmarks": 8_460}
 
 
 def lines_of(*paths: Path) -> int:
@@ -195,7 +196,7 @@ def test_front_documents_stay_short():
     assert words_of("README.md") <= 400
     assert words_of("docs/architecture.md") <= 1_200
     pages = [page for kind in ("*.md", "reference/*.rst") for page in (ROOT / "docs").glob(kind)]
-    assert sum(words_of(str(page)) for page in pages) <= 33_400
+    assert sum(words_of(str(page)) for page in pages) <= 33_450
     assert lines_of(ROOT / "CHANGELOG.md") <= 80
 
 

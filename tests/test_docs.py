@@ -632,7 +632,7 @@ def test_commands_parse(document, monkeypatch, runs_folder, tmp_path):
 
 
 # Files of other projects or of the reader, outputs of commands, options of Hydra.
-FOREIGN_PATHS = ("my_", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu/gpu.json")
+FOREIGN_PATHS = ("my_", "walk/", "cfg/train/", "isaacgymenvs/cfg/task/", "cfg/task/Reacher", "benchmarks/gpu/gpu.json")
 FOREIGN_FLAG = re.compile(
     r"--(head|block|max-restarts|nnodes|node-rank|master-(addr|port)|nproc-per-node|rdzv-(backend|conf)|cfg|help)"
 )

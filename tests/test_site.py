@@ -86,7 +86,7 @@ def test_external_requests_of_a_page_are_found(build_site, tmp_path):
     assert build_site.outside_requests(tmp_path) == ['a.html loads <script src="//cdn.org/z.js']
 
 
-@pytest.mark.parametrize("module", ["sphinx", "viser", "mjviser"])
+@pytest.mark.parametrize("module", ["sphinx", "onnx", "onnxruntime"])
 def test_missing_docs_extra_is_rejected_before_building(build_site, module, tmp_path, monkeypatch, capsys):
     for other in build_site.NEEDED:  # may be missing in the test environment
         monkeypatch.setitem(sys.modules, other, ModuleType(other))

@@ -149,6 +149,7 @@ def _states(model: ExportedPolicy) -> list[dict[str, Any]]:
 
 
 def joint_rows(model: mujoco.MjModel) -> list[dict[str, Any]]:
+    """Return a row per joint with one degree of freedom."""
     return [
         {
             "name": model.joint(j).name,

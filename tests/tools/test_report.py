@@ -332,9 +332,7 @@ def test_report_replays_the_worst_fall_of_a_stress_test(no_charts, write, seeds)
     }
     (seeds[0] / "stress.json").write_text(json.dumps({"worst": worst}))
     page, text = write(seeds[0], options=("--steps", "2"))
-    assert (
-        page.tags.count("iframe") == 2 and "Worst fall: push &lt;b&gt;, 0.66 m/s." in text and "push <b>" not in text
-    )
+    assert page.tags.count("iframe") == 2 and "Worst fall: push &lt;b&gt;, 0.66 m/s." in text and "push <b>" not in text
     for damaged in ({"worst": {**worst, "qpos": [[0.1]]}}, {"worst": {**worst, "hz": 0}}, {"worst": {}}, {}):
         (seeds[0] / "stress.json").write_text(json.dumps(damaged))
         page, text = write(seeds[0], options=("--steps", "2"))
