@@ -22,6 +22,7 @@ PHASES, SEARCHED = 12, 3  # starts of each robot per gait cycle: for fall rates,
 ROBOTS = 256  # simulated at once
 HALVINGS = {"push": 6}  # of the range of sizes
 FEWER_HALVINGS = 5  # of other kinds
+CONFIRMED = 2  # weakest directions that are tried from all starts
 START_NOISE = 0.05  # of joint positions at the start of an episode [rad]
 LARGEST_PUSH = 3.0  # [m/s]
 FORCES_S = (0.08, 0.2)  # duration of forces, whose largest impulse is that of the largest push
@@ -227,6 +228,22 @@ class StressTest:
             for search, size in left:
                 yes, fell = np.split(fell, [len(search.candidates)])
                 search.update(size, yes)
+        self._confirm([search for search in searches if search.kind == "push" and search.smallest is not None])
+
+    def _confirm(self, searches: Sequence[SizeSearch]) -> None:
+        """Try smaller pushes from all starts in the weakest directions, as falls are not monotonic in size."""
+        weakest = sorted(searches, key=lambda search: search.smallest or math.inf)[:CONFIRMED]
+        while weakest := [search for search in weakest if search.held > 0.0]:
+            every = [[(way, start) for way in search.ways for start in range(self.first)] for search in weakest]
+            pairs = zip(weakest, every, strict=True)
+            fell = self.trials([search.trial(*it, search.held) for search, tried in pairs for it in tried])
+            felled = list[SizeSearch]()
+            for search, tried, yes in zip(weakest, every, np.split(fell, len(weakest)), strict=True):
+                if yes.any():
+                    search.smallest, search.worst = search.held, tried[int(yes.argmax())]
+                    search.held = max(0.0, search.held - search.largest / 2 ** HALVINGS["push"])
+                    felled.append(search)
+            weakest = felled
 
     def push_rate(self, size: float, episodes: int) -> Rate:
         """Return the rate of falls after pushes of one size, in random directions and phases."""
