@@ -76,7 +76,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "randomisation": (1_190, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
     "export": (1_213, "export/*"),
     "measurable terms": (60, "testing/measurable"),
-    "stress": (901, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
+    "stress": (918, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
     "share": (199, "deployed/share", "deployed/browser_mujoco"),
     "adopt": (1_210, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
     "search": (875, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
