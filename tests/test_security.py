@@ -295,6 +295,7 @@ def test_no_tool_executes_a_hostile_run_folder(
         "snapshot": ("--policy", "trained", *small),
         "export": (),
         "transfer": ("--only", "trained", "--num-envs", "1", "--seconds", "0.1"),
+        **({"stress": (), "share": ()} if kind not in ONLY_IN_SETTINGS else {}),
         "clip": ("--seconds", "0.1", "--out", "downloaded/x.npz", "--overwrite"),
         "collect": ("--steps", "2", "--num-envs", "1", "--overwrite", "--out", str(tmp_path / "collected.npz")),
         "plot": (),
