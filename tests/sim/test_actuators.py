@@ -12,7 +12,7 @@ import torch
 
 from gpusim_rl.env.properties import ActorProperties
 from gpusim_rl.errors import TaskError
-from gpusim_rl.export.card import _actuators
+from gpusim_rl.export.card import actuator_rows
 from gpusim_rl.export.scene_file import DC_MOTORS, needs
 from gpusim_rl.sim import Articulation, Scene, Sim
 from gpusim_rl.sim.actuators import control_names
@@ -316,7 +316,7 @@ def test_two_control_actuator_shifts_later_indices():
     model = scene.model
     assert control_names(model) == [("robot/a/0", 0), ("robot/a/1", 0), ("robot/b", 1)]
     assert needs(model) == DC_MOTORS
-    rows = _actuators(model)
+    rows = actuator_rows(model)
     assert [(row["name"], row["joint"]) for row in rows] == [
         ("robot/a/0", "robot/a"),
         ("robot/a/1", "robot/a"),
