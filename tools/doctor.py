@@ -73,8 +73,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if argv[:1] == ["physics"]:
         parser = Parser("doctor physics", f"{PHYSICS}\n{__doc__}")
         parser.option("settings")
-        parser.option("--steps", "control steps with random actions", "Measurement", type=positive, default=60)
-        error = "allowed velocity error in 99 % of the control steps, relative to the mean"
+        parser.option("--steps", "with random actions", "Measurement", type=positive, default=60)
+        error = "allowed velocity error in 99 % of the control steps, relative to the RMS velocity"
         parser.option("--tolerance", error, "Measurement", type=number(float, 0), default=0.01)
         parser.options("--json", "--config-dir")
         parser.set_defaults(command=compare_physics)
@@ -103,8 +103,7 @@ def report_machine(args: argparse.Namespace) -> int:
             sys.stdout.flush()
     broken = [check.name for check in checks if check.state == "failed"]
     if args.json:
-        lines = [dataclasses.asdict(check) for check in checks]
-        print(json.dumps({"works": not broken, "checks": lines}, indent=2))
+        print(json.dumps({"works": not broken, "checks": [*map(dataclasses.asdict, checks)]}, indent=2))
     else:
         say("", f"{len(broken)} broken: {', '.join(broken)}" if broken else "training works here")
     return 1 if broken else 0
@@ -197,21 +196,22 @@ def compare_physics(args: argparse.Namespace) -> int:
     import_torch()  # with less spinning, which would count as cost
     from gpusim_rl.diagnose.physics_settings import buffer_settings, cheapest, compare_settings
 
-    rows = list(compare_settings(["num_envs=64", *args.settings], steps=args.steps, config_dir=args.config_dir))
+    settings = ["num_envs=64", *args.settings]
+    say("measuring {} with {} envs …".format(*checked(settings, args.config_dir)), file=sys.stderr)
+    rows = list(compare_settings(settings, steps=args.steps, config_dir=args.config_dir))
     best = cheapest(rows, args.tolerance)
     words = [f"sim.cone={best.cone}", f"sim.iterations={best.iterations}", f"sim.ls_iterations={best.ls_iterations}"]
     words += buffer_settings(best)
     if args.json:
         print(json.dumps({"rows": [dataclasses.asdict(row) for row in rows], "cheapest": words}, indent=2))
         return 0
-    head = ["cone", "iterations", "line search", "median error", "99 %", "maximum", "cost", ""]
-    cells = [head]
+    cells = [head := ["cone", "iterations", "line search", "median error", "99 %", "maximum", "relative time", ""]]
     for row in rows:
-        errors = (f"{error:.1%}" if error < 10 else f"{error:.1e}" for error in (row.median, row.p99, row.most))
-        limits = str(row.iterations), str(row.ls_iterations)
-        cells.append([row.cone, *limits, *errors, f"{row.seconds / rows[0].seconds:.2f}", row.note])
-    say(*table_lines(cells, right=head[1:-1], width=None))
-    say("", f"cheapest within {args.tolerance:.1%}: {' '.join(words)}")
+        limits, errors = (row.iterations, row.ls_iterations), (f"{x:,.1%}" for x in (row.median, row.p99, row.most))
+        cells.append([row.cone, *map(str, limits), *errors, f"{row.seconds / rows[0].seconds:.2f}", row.note])
+    say(*table_lines(cells, right=head[1:-1], width=None), "")
+    own = " (the task's)" * (best is rows[0])
+    say(f"cheapest within {args.tolerance:.1%}{own}: {' '.join(words)}")
     return 0
 
 

@@ -76,7 +76,7 @@ def compare_settings(settings: Sequence[str], *, steps: int, config_dir: str | N
         median, p99 = (float(errors.sort().values[int(share * (len(errors) - 1))]) for share in (0.5, 0.99))
         return Row(cone, *limits, note, median, p99, float(errors.max()), seconds, needs)
 
-    yield Row(cone, *limits, "the task's", 0.0, 0.0, 0.0, seconds, needs)
+    yield Row(cone, *limits, f"the task's, in {env.sim.name}", 0.0, 0.0, 0.0, seconds, needs)
     yield row([f"task.physics_hz={2 * hz}"], cone, limits, SMALL_STEP, substeps=2)
     for other in (cone, *({"elliptic", "pyramidal"} - {cone})):
         for fewer in LIMITS:
