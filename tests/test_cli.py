@@ -211,7 +211,7 @@ def test_help_is_short_and_names_real_settings(train_here, tmp_path):
     assert set(settings) <= {*known_keys(), "task", "sim", "algo"}
     choices = done.stdout.partition("\nChoices:\n")[2].partition("\n\n")[0]
     groups = re.findall(r"^  (\w+)", choices, re.MULTILINE)
-    assert groups == ["actors", "algo", "debug", "log", "recipe", "sim", "task"]
+    assert groups == ["actors", "algo", "debug", "log", "recipe", "sim", "task"] and "auto, cpu, full, quick" in choices
     assert "".join(choices.split()).endswith(f"task{','.join(tasks(outside=True))}")
     assert sum(line.startswith("  gpusim-rl train") for line in lines) == 4
     assert list(tmp_path.iterdir()) == []

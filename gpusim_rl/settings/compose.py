@@ -144,8 +144,8 @@ def _help() -> str:
     """Return the text of `--help`; Hydra's own implementation composes all settings once per group."""
     groups: dict[str, set[str]] = {}
     for _, folder in cfg_dirs(TaskFolders.user):
-        for file in folder.glob("*/*.yaml"):
-            groups.setdefault(file.parent.name, set()).add(file.stem)
+        for file in [*folder.glob("*/*.yaml"), *folder.glob("recipe/*/*.yaml")]:
+            groups.setdefault(file.relative_to(folder).parts[0], set()).add(file.stem)
     del groups["learn"]  # only included by algorithms
     fill = partial(textwrap.fill, width=shutil.get_terminal_size().columns, subsequent_indent=" " * 24)
     lines = (fill(f"  {group:<22}{', '.join(sorted(names))}") for group, names in sorted(groups.items()))
