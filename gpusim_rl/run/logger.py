@@ -35,7 +35,7 @@ DIVERGED, SKIPPED = "diverged.pt", "skipped.pt"  # dumps: before the first diver
 NEARLY = 0.8  # buffer usage that triggers a warning
 
 # Warnings, each shown once
-SKIPS = "skipped {number:.0f} minibatches with a NaN or infinite gradient (policy/skipped_minibatches counts them)"
+SKIPS = "policy/skipped_minibatches is {number:.0f}: gradients were NaN or infinite; in fp16, a few skips are normal"
 FULL = "physics is wrong in {envs:.0f} envs: a full buffer dropped contacts or limits ({uses} in use). Set {settings}"
 NEARLY_FULL = "{uses} in use; contacts and limits beyond 100 % are dropped, which makes physics wrong. Try {settings}"
 WARP_LIMIT = (

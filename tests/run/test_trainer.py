@@ -679,7 +679,7 @@ def test_run_without_finite_gradients_ends_with_a_dump(tmp_path, capfd):
     rows = read_csv(the_run(tmp_path))
     assert [float(row["policy/skipped_minibatches"]) for row in rows] == [4.0, 8.0, 12.0]
     (line,) = capfd.readouterr().err.splitlines()
-    assert "skipped 4 minibatches" in line
+    assert "policy/skipped_minibatches is 4: gradients" in line
 
     # the dump is a checkpoint that resumes with other settings
     longer = {"checkpoint": str(the_run(tmp_path) / "skipped.pt"), "max_iterations": 4}
