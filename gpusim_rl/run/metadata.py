@@ -29,7 +29,7 @@ def banner(run: RunView, run_dir: RunDir, *, continues: bool) -> list[tuple[str,
     learner = f"{cfg.algo} on {start.device}, {threads} CPU thread{'' if threads == 1 else 's'}"
     learner += f", {chosen['precision']} ({chosen['precision_reason']})" if chosen else ""
     speed_up = [("compiled", str(start.compile))] if start.compile.mode != "off" else []
-    if start.device.type == "cuda":
+    if start.device.type == "cuda" or cfg.graph not in ("auto", "off"):
         speed_up = [("graph", f"{run.graph}; compiled: {start.compile}")]
     git = run_dir.environment.get("git")
     lines = [
