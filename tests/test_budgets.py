@@ -93,7 +93,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_583,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 4_245, "tests": 52_503, "benchmarks": 8_460}
+FOLDERS = {"tasks": 5_050, "tools": 4_245, "tests": 52_503, "benchmarks": 8_570}
 
 
 def lines_of(*paths: Path) -> int:
