@@ -8,34 +8,22 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gpusim_rl.errors import ConfigError, first_line
+from gpusim_rl.export.policy import onnx_function
 from gpusim_rl.files.safe_open import read_bytes
 
 BYTES = 64 << 20  # size of the file, and of its `.data`
 NODES, NUMBERS = 2_000, 1 << 22  # operators, and numbers in a result of one of them
 OPSETS = range(11, 30)
 OPERATORS = {  # standard operators without subgraphs; `NUMBERS` limits their results
-    *(
-        "Abs",
-        "Add",
-        "BatchNormalization",
-        "Cast",
-        "Celu",
-        "Clip",
-        "Concat",
-        "Constant",
-        "Conv",
-        "Cos",
-        "Div",
-        "Dropout",
-    ),
-    *("Elu", "Erf", "Exp", "Flatten", "Gather", "Gelu", "Gemm", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu"),
-    *("LayerNormalization", "Log", "MatMul", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "PRelu", "Pow", "Reciprocal"),
-    *("ReduceMean", "ReduceSum", "Relu", "Reshape", "Selu", "Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus"),
-    *("Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tanh", "Transpose", "Unsqueeze", "Where"),
+    *("Abs", "Add", "BatchNormalization", "Cast", "Celu", "Clip", "Concat", "Constant", "Conv", "Cos", "Div"),
+    *("Dropout", "Elu", "Erf", "Exp", "Flatten", "Gather", "Gelu", "Gemm", "HardSigmoid", "HardSwish", "Identity"),
+    *("LeakyRelu", "LayerNormalization", "Log", "MatMul", "Max", "Mean", "Min", "Mish", "Mul", "Neg", "PRelu"),
+    *("Pow", "Reciprocal", "ReduceMean", "ReduceSum", "Relu", "Reshape", "Selu", "Sigmoid", "Sign", "Sin", "Slice"),
+    *("Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tanh", "Transpose"),
+    *("Unsqueeze", "Where"),
 }
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -72,20 +60,14 @@ def read_network(path: Path) -> ModelProto:
 
 def sizes_of(model: ModelProto) -> tuple[int, int]:
     """Return the number of inputs and of actions."""
-    inputs, actions = (
-        end.type.tensor_type.shape.dim[1].dim_value for end in (model.graph.input[0], model.graph.output[0])
-    )
-    return inputs, actions
+    [inputs], [actions] = model.graph.input, model.graph.output
+    return inputs.type.tensor_type.shape.dim[1].dim_value, actions.type.tensor_type.shape.dim[1].dim_value
 
 
 def load(model: ModelProto) -> Callable[[np.ndarray], np.ndarray]:
     """Return the model's first output as a function of its input, [batch, inputs], run on one thread."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    content, name = model.SerializeToString(), model.graph.input[0].name
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    return lambda obs: np.asarray(session.run(None, {name: obs})[0])
+    run, name = onnx_function(model.SerializeToString(), ["CPUExecutionProvider"]), model.graph.input[0].name
+    return lambda obs: np.asarray(run({name: obs})[0])
 
 
 def _check_operators(model: ModelProto, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ import numpy as np
 from mujoco.batch import Batch
 
 from gpusim_rl.errors import ConfigError, UserError
-from gpusim_rl.export.policy import content, onnxruntime, plain_function
+from gpusim_rl.export.policy import load_network
 from gpusim_rl.files.safe_open import read_bytes
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.sim.robot_xml import bounded_memory, read_mjcf
@@ -45,20 +45,6 @@ def reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"damaged export: {problem}", key=str(path), hint="Try gpusim-rl export") from None
 
 
-def load_policy(folder: Path, files: dict[str, str]) -> Callable[[dict[str, np.ndarray]], Sequence[Any]]:
-    """Return the network as a function of batched inputs, without running the folder's `policy.py`."""
-    if onnxruntime is None:
-        if "numpy" not in files:
-            raise ConfigError("this network needs onnxruntime", hint="Try pip install onnxruntime")
-        return plain_function(content(folder, files["numpy"]))
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    network = content(folder, files["onnx"])
-    session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, inputs)
-
-
 class Walkers:
     """Batch of robots driven by one exported policy; bit-identical for any number of threads.
 
@@ -82,7 +68,7 @@ class Walkers:
             self.card: dict[str, Any] = json.loads(read_bytes(folder / CARD))
             self.control_hz, self.dt = float(self.card["control_hz"]), 1.0 / float(self.card["control_hz"])
             self.commands = [*self.card["commands"]]
-            self._run = load_policy(folder, self.card["files"])
+            self._run = load_network(folder, self.card["files"], providers=["CPUExecutionProvider"])
             self._read_scene()
             self._read_actuators()
             self._allocate()

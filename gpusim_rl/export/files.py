@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,24 +66,35 @@ def write_all(
         folder = out or (default if overwrite else free_name(default))
         if out is None and folder != default:
             warn(f"{default} exists; writing {folder.name} next to it. Use --overwrite to replace it")
-        temporary = temporary_name(folder)
-        try:
-            temporary.mkdir()
+        with replacing_files(folder) as temporary:
             card = _write(player, temporary, int8, order)
-            if not folder.exists():
-                temporary.rename(folder)
-            else:
-                for name in OPTIONAL:  # leftovers of an older export
-                    (folder / name).unlink(missing_ok=True)
-                for file in sorted(temporary.iterdir()):
-                    if file.is_dir():
-                        shutil.rmtree(folder / file.name, ignore_errors=True)
-                    file.replace(folder / file.name)
-        except OSError as error:
-            raise ConfigError(f"cannot write: {error.strerror or error}", key=f"--out {folder}") from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     return folder, card
+
+
+@contextmanager
+def replacing_files(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder; at the end of the block its files become, or replace, those of an export folder.
+
+    Raises:
+        ConfigError: A folder is not writable.
+    """
+    temporary = temporary_name(folder)
+    try:
+        temporary.mkdir()
+        yield temporary
+        if not folder.exists():
+            temporary.rename(folder)
+            return
+        for name in OPTIONAL:  # leftovers of an older export
+            (folder / name).unlink(missing_ok=True)
+        for file in sorted(temporary.iterdir()):
+            if file.is_dir():
+                shutil.rmtree(folder / file.name, ignore_errors=True)
+            file.replace(folder / file.name)
+    except OSError as error:
+        raise ConfigError(f"cannot write: {error.strerror or error}", key=f"--out {folder}") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +53,7 @@ class DeployedPolicy:
         self.card = json.loads(content(folder, "policy.json"))
         self.terms = self.card["observation"].get("terms", [])
         self._images = self.card["observation"].get("images", {})
-        files = self.card["files"]
-        if onnxruntime is not None and not plain:
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = options.inter_op_num_threads = 1  # faster for small networks
-            session = onnxruntime.InferenceSession(content(folder, files["onnx"]), options)
-            self._run: Callable[[dict[str, Any]], Any] = lambda inputs: session.run(None, inputs)
-        elif "numpy" in files:
-            self._run = plain_function(content(folder, files["numpy"]))
-        else:
-            raise SystemExit("this network needs onnxruntime: pip install onnxruntime")
+        self._run = load_network(folder, self.card["files"], plain)
         actuators = self.card.get("actuators", [])
         joints = [actuator.get("joint") for actuator in actuators]
         self.targets = [
@@ -134,6 +125,27 @@ def content(folder: Path, name: str) -> bytes:
     if not inside or path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{path}: {f'larger than {MAX_BYTES} bytes' if inside else 'not a file in the export folder'}")
     return path.read_bytes()
+
+
+def load_network(
+    folder: Path, files: Mapping[str, str], plain: bool = False, providers: Sequence[str] | None = None
+) -> Callable[[dict[str, Any]], Any]:
+    """Build a function from the network's file: with onnxruntime if it is installed, and not `plain`."""
+    if onnxruntime is not None and not plain:
+        return onnx_function(content(folder, files["onnx"]), providers)
+    if "numpy" in files:
+        return plain_function(content(folder, files["numpy"]))
+    raise SystemExit("this network needs onnxruntime: pip install onnxruntime")
+
+
+def onnx_function(onnx: bytes, providers: Sequence[str] | None = None) -> Callable[[dict[str, Any]], Any]:
+    """Build a function from the content of an ONNX file; errors are raised, not logged."""
+    assert onnxruntime is not None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # faster for small networks
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(onnx, options, providers=providers)
+    return lambda inputs: session.run(None, inputs)
 
 
 def plain_function(npz: bytes) -> Callable[[dict[str, Any]], list[Any]]:
