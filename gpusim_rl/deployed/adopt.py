@@ -54,17 +54,9 @@ class Body:
             task = importlib.import_module(f"gpusim_rl.tasks.{name}_velocity")
             robot = getattr(task, f"{name.title()}Velocity").robot
         elif name.endswith((".xml", ".urdf")) or name.startswith("menagerie:"):
-            empty = {
-                "root": "",
-                "torso": "",
-                "imu": "",
-                "feet": (),
-                "soles": (),
-                "pose": {},
-                "motors": {},
-                "widths": {},
-            }
-            robot = robots.Robot(name=name, file=name, fixed_base=False, height=0.0, **empty)
+            parts = {"root": "", "torso": "", "imu": "", "feet": (), "soles": ()}
+            values = {"pose": {}, "motors": {}, "widths": {}}
+            robot = robots.Robot(name=name, file=name, fixed_base=False, height=0.0, **parts, **values)
         else:
             raise ConfigError(f"unknown robot {name!r}", key="--robot", hint=f"{available(name, ROBOTS)}; .xml, .urdf")
         scene = _scene(robot, PHYSICS_HZ)
@@ -203,7 +195,10 @@ def _writes_numpy(folder: Path, size: int) -> bool:
     if not write_numpy(onnx_file, numpy_file):
         return False
     exact, other = parity.onnx_function(onnx_file), parity.numpy_function(numpy_file)
-    same = parity.compare(exact, other, (obs,), (), (1.0, 1.0)).max_error <= 10.0 * parity.TOLERANCE
+    try:
+        same = parity.compare(exact, other, (obs,), (), (1.0, 1.0)).max_error <= 10.0 * parity.TOLERANCE
+    except Exception:  # an operator without inputs that policy.py expects
+        same = False
     if not same:
         numpy_file.unlink()
     return same

@@ -84,7 +84,7 @@ def saved(folder: Path, network: onnx.ModelProto) -> Path:
 
 
 def node(operator: str, inputs: str = "obs", output: str = "actions", **attributes) -> onnx.NodeProto:
-    return helper.make_node(operator, inputs.split(), [output], **attributes)
+    return helper.make_node(operator, inputs.split(" "), [output], **attributes)
 
 
 W = np.ones((4, 2), np.float32)
@@ -386,6 +386,15 @@ def test_export_applies_scales_clips_and_joint_order(tmp_path, rover):
     with pytest.raises(ConfigError, match="differ"):
         short = Contract.read(ROVER_CONTRACT, "test", rover.joints)
         write_folder(tmp_path / "out", network, short, rover, "rover")
+
+
+@pytest.mark.parametrize("end", [[node("Gemm", "obs w")], [node("MatMul", "obs w", "a"), node("Clip", "a  high")]])
+def test_operators_that_the_runtime_lacks_need_onnxruntime(tmp_path, rover, end):
+    weights = {"w": rover_weights(), "high": np.float32(5.0)}
+    network = network_file.read_network(saved(tmp_path, model(end, weights, (10, 4))))
+    contract = Contract.read(ROVER_CONTRACT, "test", rover.joints)
+    assert "numpy" not in write_folder(tmp_path / "out", network, contract, rover, "rover")["files"]
+    assert not (tmp_path / "out" / "policy.npz").exists()
 
 
 def test_start_stands_on_the_ground(rover):
