@@ -16,7 +16,8 @@ if __name__ == "__main__":
 import argparse
 from pathlib import Path
 
-from gpusim_rl.errors import friendly_errors, import_extra, say, warn
+from gpusim_rl.errors import friendly_errors, say, warn
+from gpusim_rl.export.of_run import require_onnx
 from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
 from gpusim_rl.view.arguments import check_out
@@ -40,8 +41,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def export(args: argparse.Namespace) -> Path:
     """Export the run's policy; return the folder."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        import_extra(package, "export", "export")
+    require_onnx("export")
     check_out(args.out, overwrite=args.overwrite)
     import_torch()
     from gpusim_rl.export.files import write_all

@@ -13,13 +13,11 @@ if __name__ == "__main__":
     import _checkout  # noqa: F401
 
 import argparse
-import tempfile
 from pathlib import Path
 
-from gpusim_rl.errors import friendly_errors, import_extra, say
-from gpusim_rl.files.paths import find_checkpoint
+from gpusim_rl.errors import friendly_errors, say
+from gpusim_rl.export.of_run import export_folder, results_folder
 from gpusim_rl.files.safe_open import writing
-from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser, number
 from gpusim_rl.view.arguments import check_out
 
@@ -43,24 +41,10 @@ def share(args: argparse.Namespace) -> Path:
     """Export the run, unless it is an export; write the page and return its path."""
     from gpusim_rl.deployed.share import page
 
-    check_out(args.out, ".html", overwrite=args.overwrite)
-    folder = Path(args.run)
-    exported = (folder / "policy.json").is_file()
-    if not exported:
-        folder = find_checkpoint(args.run).run_dir or Path()
-    out = args.out or folder / "walk.html"
-    check_out(out, overwrite=args.overwrite)
-    if exported:
+    out = args.out or results_folder(args.run) / "walk.html"
+    check_out(out, ".html", overwrite=args.overwrite)
+    with export_folder(args, "share") as folder:
         content = page(folder, args.max_mb)
-    else:
-        for package in ("onnx", "onnxscript", "onnxruntime"):
-            import_extra(package, "export", "share")
-        import_torch()
-        from gpusim_rl.export.files import write_all
-
-        with tempfile.TemporaryDirectory(prefix="gpusim-rl-") as temporary:
-            options = {"trust": args.trust, "config_dir": args.config_dir, "int8": False}
-            content = page(write_all(args.run, Path(temporary) / "export", **options)[0], args.max_mb)
     with writing(out) as file:
         file.write(content.encode())
     say(f"{out}: {len(content) / 1e6:.1f} MB; open it in a browser, or send it to anybody")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, first_line, friendly_errors, import_extra, say
+from gpusim_rl.export.of_run import require_onnx
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.options import Parser
 from gpusim_rl.settings.simulators import SIMULATORS
@@ -284,8 +285,7 @@ class Exported:
 
 def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
     """Return the exported policy; if its card has controls, they replace the task's `apply_action`."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        import_extra(package, "export", "exported")
+    require_onnx("exported")
     from gpusim_rl.export import files, parity
     from gpusim_rl.sim.actuators import control_names
 

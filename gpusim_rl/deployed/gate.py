@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpusim_rl.deployed.stress import RATES
 from gpusim_rl.errors import ConfigError, available
 from gpusim_rl.files.safe_open import load_yaml
 
+PUSHES = (0.5, 1.0)  # of fall rates [m/s]
+RATES = ("falls", *(f"falls_push_{size:g}" for size in PUSHES))
 KINDS = ("push", "force", "payload", "command", "friction", "delay", "motor", "slope")
 
 
@@ -18,6 +19,11 @@ def weakest(rows: Sequence[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
     """Return the search of a kind that found the smallest size."""
     same = [row for row in rows if row["kind"] == kind]
     return min(same, key=lambda row: math.inf if row["smallest"] is None else row["smallest"])
+
+
+def size_text(row: Mapping[str, Any]) -> str:
+    """Return the size that a search found, or the largest that it tried."""
+    return f">{row['largest']:.3g}" if row["smallest"] is None else f"{row['smallest']:.3g}"
 
 
 def read(file: Path) -> dict[str, float]:
@@ -49,10 +55,10 @@ def judge(bounds: Mapping[str, float], results: Mapping[str, Any]) -> list[dict[
             text = f"{key} {value:.3f} (95 % interval {low:.3f} to {high:.3f}), at most {bound:g}"
         else:
             found = weakest(results["searches"], key)
-            verdict = "met" if found["smallest"] is None or found["smallest"] >= bound else "missed"
-            above = found["smallest"] is None and bound > found["largest"]
-            verdict = "open" if above else verdict
-            size = f"above {found['largest']:.3g}" if found["smallest"] is None else f"{found['smallest']:.3g}"
-            text = f"{key} {size} {found['unit']} ({found['way']}), at least {bound:g}"
+            if found["smallest"] is None:
+                verdict = "open" if bound > found["largest"] else "met"
+            else:
+                verdict = "met" if found["smallest"] >= bound else "missed"
+            text = f"{key} {size_text(found)} {found['unit']} ({found['way']}), at least {bound:g}"
         rows.append({"key": key, "bound": bound, "verdict": verdict, "text": text})
     return rows

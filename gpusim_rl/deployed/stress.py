@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gpusim_rl.deployed.gate import PUSHES
 from gpusim_rl.deployed.variants import APPLY, VARIANTS, scale_effort, scale_friction, scale_gains, variant_name
 from gpusim_rl.deployed.walkers import MAX_DELAY, Walkers
 from gpusim_rl.errors import ConfigError
@@ -26,12 +27,10 @@ CONFIRMED = 2  # weakest directions that are tried from all starts
 START_NOISE = 0.05  # of joint positions at the start of an episode [rad]
 LARGEST_PUSH = 3.0  # [m/s]
 FORCES_S = (0.08, 0.2)  # duration of forces, whose largest impulse is that of the largest push
-PUSHES = (0.5, 1.0)  # of fall rates [m/s]
 EPISODES = 64  # per fall rate
 EPISODE_S = 5.0  # length of an episode in changed physics
 PERIOD_S = (0.24, 1.6)  # plausible gait periods
 Z = 1.96  # of a 95 % interval
-RATES = ("falls", *(f"falls_push_{size:g}" for size in PUSHES))
 REPLAY_HZ = 25.0
 SIDES = ("behind", "behind right", "right", "front right", "front", "front left", "left", "behind left")
 SLOPES = ("downhill", "rising to the right", "uphill", "rising to the left")

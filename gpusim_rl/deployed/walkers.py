@@ -14,12 +14,12 @@ import numpy as np
 from mujoco.batch import Batch
 
 from gpusim_rl.errors import ConfigError, UserError
+from gpusim_rl.export.of_run import CARD
 from gpusim_rl.export.policy import load_network
 from gpusim_rl.files.safe_open import read_bytes
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.sim.robot_xml import bounded_memory, read_mjcf
 
-CARD = "policy.json"
 TORSO = ("torso", "trunk", "pelvis", "base")  # part of the name of the body that forces and payloads act on
 FALLEN = 0.6  # height of the base, relative to standing, below which a robot has fallen
 TILTED = 0.5  # z of the base's up axis below which a robot has fallen: 60 degrees

@@ -20,6 +20,7 @@ from gpusim_rl.export.controls import measure
 from gpusim_rl.export.encoded_policy import EncodedPolicy
 from gpusim_rl.export.joint_order import joint_order
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_numpy, write_onnx, write_torchscript
+from gpusim_rl.export.of_run import CARD
 from gpusim_rl.export.scene_file import SCENE, needs, write_scene
 from gpusim_rl.files.safe_open import free_name, temporary_name
 from gpusim_rl.learn.pretrained import Pretrained
@@ -27,7 +28,7 @@ from gpusim_rl.sim.option import solver_limits
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.view.player import Player
 
-CARD, ONNX, INT8, TORCHSCRIPT = "policy.json", "policy.onnx", "policy.int8.onnx", "policy.ts"
+ONNX, INT8, TORCHSCRIPT = "policy.onnx", "policy.int8.onnx", "policy.ts"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
 OPTIONAL = INT8, NUMPY, "scene.mjb"  # not in every export; scene.mjb is from older versions
 NUM_ENVS = 16  # envs in which controls are measured

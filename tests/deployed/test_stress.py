@@ -157,7 +157,7 @@ def test_changed_physics_has_the_same_episodes_for_all_variants(study):
 
 def test_results_have_all_kinds_baselines_and_the_worst_fall(results):
     assert {row["kind"] for row in results["searches"]} == {*gate.KINDS}
-    assert [row["name"] for row in results["rates"][:3]] == [*stress.RATES]
+    assert [row["name"] for row in results["rates"][:3]] == [*gate.RATES]
     assert len(results["baselines"]["zero"]["searches"]) == 8 and results["worst"]["kind"] == "push"
     assert results["baselines"]["zero"] == results["baselines"]["hold"] and results["command"] == {"x": 0.5, "yaw": 0.0}
     json.dumps(results, allow_nan=False)
@@ -241,7 +241,7 @@ def test_command_writes_results_and_fails_on_a_missed_bound(statue, results, loa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["."], "no policy.json in this folder"),
+        (["."], "no checkpoint in "),
         (["Nothing"], "no checkpoint 'Nothing'"),
         ([".", "--gate", "missing.yaml"], "cannot read missing.yaml"),
         ([".", "--episodes", "0"], "--episodes: expected at least 1, got 0"),
