@@ -14,7 +14,6 @@ if __name__ == "__main__":
     import _checkout  # noqa: F401
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
@@ -49,37 +48,30 @@ def adopt(args: argparse.Namespace) -> Path:
     import_torch()
     from gpusim_rl.deployed.adopt import Body, write_folder
     from gpusim_rl.deployed.contract_formats import known_values, read_contract
-    from gpusim_rl.deployed.contract_search import Candidate, ContractSearch, check, guesses
+    from gpusim_rl.deployed.contract_search import REPORTED, Candidate, ContractSearch, guesses
     from gpusim_rl.deployed.network_file import read_network, sizes_of
 
-    network, body, name = read_network(args.policy), Body.open(args.robot), f"{args.robot} {args.policy.name}"
+    network, body = read_network(args.policy), Body.open(args.robot)
     metadata, (inputs, actions) = {entry.key: entry.value for entry in network.metadata_props}, sizes_of(network)
-    contract, believed = read_contract(args.contract, metadata, inputs, body), False
+    contract, search = read_contract(args.contract, metadata, inputs, body), ContractSearch(network, body)
+    start = [Candidate(contract)] if contract else guesses(known_values(metadata, body, actions), inputs, body)
+    if not start:
+        problem = f"no list of observations, and no usual one has {inputs} numbers for {actions} joints"
+        raise ConfigError(problem, key=str(args.policy), hint="Try --contract; docs/deploy.md describes the format")
+    found = search.evaluate(start)
     if contract is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            write_folder(Path(folder) / "export", network, contract, body, name)
-            result = check(Path(folder) / "export", contract)
-        say(f"contract as given: {result.describe()}")
-        start, believed = [Candidate(contract)], result.believed
-    else:
-        start = guesses(known_values(metadata, body, actions), inputs, body)
-        if not start:
-            problem = f"no list of observations, and no usual one has {inputs} numbers for {actions} joints"
-            raise ConfigError(problem, key=str(args.policy), hint="Try --contract; docs/deploy.md describes the format")
-    if args.search or not believed:
-        search = ContractSearch(network, body)
-        best = search.run(start, further=contract is not None)
+        say(f"contract as given: {found[0].describe()}")
+    best = search.correct(found) if args.search or not found[0].believed else found
+    if len(best) > 1:
         say(f"contracts in {search.simulated} simulations, best first:")
-        for number, candidate in enumerate(best, start=1):
+        for number, candidate in enumerate(best[:REPORTED], start=1):
             say(f"{number}. {candidate.text}: {candidate.describe()}")
-        if not best[0].believed:
-            problem = "the robot does not stand and follow commands with any likely contract. Nothing was written"
-            raise ConfigError(problem, key=str(args.policy), hint="Try --contract with what the list above lacks")
-        contract = contract if believed else best[0].contract
-    assert contract is not None
-    card = write_folder(args.out, network, contract, body, name)
-    sources = {term["source"] for term in card["observation"]["terms"]}
-    if sources & {"base velocity", "sensor robot/lin_vel_world"}:
+    if not best[0].believed:
+        problem = "the robot does not stand and follow commands with any likely contract. Nothing was written"
+        raise ConfigError(problem, key=str(args.policy), hint="Try --contract with what the list above lacks")
+    chosen = found[0] if found[0].believed else best[0]
+    card = write_folder(args.out, network, chosen.contract, body, f"{args.robot} {args.policy.name}")
+    if {"base velocity", "sensor robot/lin_vel_world"} & {row["source"] for row in card["observation"]["terms"]}:
         say("the policy observes the base's velocity, for which robots have no sensor")
     if "numpy" not in card["files"]:
         say("no policy.npz: the network has operators that policy.py lacks, so it needs onnxruntime")

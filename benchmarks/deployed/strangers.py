@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/
 
 from gpusim_rl.deployed import adopt, contract_formats, network_file
 from gpusim_rl.deployed.contract import Contract
-from gpusim_rl.deployed.contract_search import Candidate, ContractSearch, corrections
+from gpusim_rl.deployed.contract_search import REPORTED, Candidate, ContractSearch, corrections
 from gpusim_rl.deployed.walkers import Walkers
 from measuring.checkout import provenance, write
 
@@ -71,10 +71,11 @@ def search_row(network: ModelProto, contract: Contract, body: adopt.Body, error:
     """Plant an error and search; return a row of `plants`."""
     network, contract = with_history(network, contract) if "history" in error else (network, contract)
     change = {change.text: change for change in corrections(contract, body)}[error] if error else None
-    start, search = time.process_time(), ContractSearch(network, body)
-    best = search.run([Candidate(replace(contract, **change.values) if change else contract)])
+    began, search = time.process_time(), ContractSearch(network, body)
+    start = Candidate(replace(contract, **change.values) if change else contract)
+    best = search.correct(search.evaluate([start]))[:REPORTED]
     row = {"planted": change and change.part, "error": error, "named": [f"{c.text}: {c.describe()}" for c in best]}
-    row |= {"cpu_s": round(time.process_time() - start, 1), "simulations": search.simulated}
+    row |= {"cpu_s": round(time.process_time() - began, 1), "simulations": search.simulated}
     ok = [each.part for each in best[0].changes] == ([change.part] if change else [])
     return {**row, "ok": ok, "restored": best[0].contract == contract}
 

@@ -117,6 +117,12 @@ class Body:
         rows = self.by_joint(contract, [(angle, 0.0, 0) for angle in self.pose], actions)
         return dict(zip(("offset", "scale", "source"), map(np.array, zip(*rows.values(), strict=True)), strict=True))
 
+    def limits(self, contract: Contract) -> np.ndarray:
+        """Return lowest and highest target of each servo [rad], [2, servos]."""
+        free = (-math.inf, math.inf)
+        given = contract.target_clip or [free] * len(contract.joints)
+        return np.array([*self.by_joint(contract, [free] * len(self.joints), given).values()]).T
+
 
 def _scene(robot: Any, physics_hz: float) -> Scene:
     scene = robot.empty_scene(physics_hz)
@@ -150,12 +156,8 @@ def write_folder(
     if expected != got:
         raise ConfigError("contract and network differ in inputs and actions", expected=str(expected), got=got)
     inputs = inputs or Inputs([contract], body.joints)
-    clip = None
-    if contract.target_clip is not None:
-        limits = body.by_joint(contract, [(-math.inf, math.inf)] * len(body.joints), contract.target_clip)
-        clip = np.array([*limits.values()]).T
     columns, control = inputs.place(contract.columns(body.joints)), body.control(contract)
-    wrapped = wrap(network, inputs.size, columns, [*control.values()], contract.action_clip, clip)
+    wrapped = wrap(network, inputs.size, columns, [*control.values()], contract.action_clip, body.limits(contract))
     with replacing_files(folder) as temporary:
         (temporary / ONNX).write_bytes(wrapped.SerializeToString())
         shutil.copy(Path(policy.__file__), temporary / RUNTIME)

@@ -26,7 +26,7 @@ FOLLOWS = 0.3, 1.8  # velocity along the command, relative to it
 YAW = 2.0  # initial heading [rad]: the world's frame must differ from the robot's
 FINALISTS = 32  # contracts that are tested with all commands
 PER_CHANGE = 1.1  # factor by which a change must make the targets smoother
-BEAM, DEPTH, REPORTED = 8, 3, 3  # contracts that are changed further, most changes, and contracts returned
+BEAM, DEPTH, REPORTED = 8, 3, 3  # contracts that are changed further, most changes, and contracts listed
 SCALES: dict[str, tuple[Any, ...]] = {  # usual scales of terms; others are 1
     "base_lin_vel": (1.0, 2.0),
     "base_ang_vel": (1.0, 0.25),
@@ -117,14 +117,6 @@ class Candidate:
         return f"upright {self.upright:.1f} of {STAND_S + MOVE_S:g} s{moves}, roughness {self.roughness:.2g}"
 
 
-def check(folder: Path, contract: Contract) -> Candidate:
-    """Test an export folder: stand, then move as commanded."""
-    walkers = Walkers(folder, 1)
-    results = [_simulate(walkers, i) for i in range(len(COMMANDS))]
-    [[upright], _, [rough]] = results[0]
-    return Candidate(contract, (), upright, tuple(tuple(velocity[0].tolist()) for _, velocity, _ in results), rough)
-
-
 def _simulate(walkers: Walkers, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Give command `i` after standing; return seconds upright, mean velocity at the end, and roughness per robot."""
     walkers.reset()
@@ -154,6 +146,7 @@ class Trials(Walkers):
         controls = [[*body.control(contract).values()] for contract in contracts]
         self._index, self._bias, self._scale, self._low, self._high = map(np.stack, zip(*places, strict=True))
         self._offset, self._factor, self._source = map(np.stack, zip(*controls, strict=True))
+        self._targets = np.array([body.limits(contract) for contract in contracts])
         self._limit = np.array([[contract.action_clip or np.inf] for contract in contracts])
         self._contracts, self._body, self._network, self._rows = contracts, body, load(network), np.arange(1)
         super().__init__(folder, len(contracts))
@@ -181,7 +174,10 @@ class Trials(Walkers):
         seen = np.clip(seen, self._low[rows], self._high[rows]) * self._scale[rows]
         action = np.clip(self._network(seen.astype(np.float32)), -self._limit[rows], self._limit[rows])
         chosen = np.take_along_axis(action, self._source[rows], axis=1)
-        return [action, self._offset[rows] + self._factor[rows] * chosen]
+        return [
+            action,
+            np.clip(self._offset[rows] + self._factor[rows] * chosen, *np.moveaxis(self._targets[rows], 1, 0)),
+        ]
 
 
 class ContractSearch:
@@ -190,16 +186,11 @@ class ContractSearch:
     def __init__(self, network: onnx.ModelProto, body: Body) -> None:
         self.network, self.body, self.simulated = network, body, 0
 
-    def run(self, start: Sequence[Candidate], further: bool = True) -> list[Candidate]:
-        """Return the best candidates, best first.
-
-        Args:
-            start: Contracts to begin with; corrections are added, one at a time, until one is believed.
-            further: True to test corrections even if one of `start` is believed.
-        """
-        best = found = self.evaluate(start)
+    def correct(self, found: list[Candidate]) -> list[Candidate]:
+        """Add corrections to evaluated candidates, one at a time, until one is believed; return all, best first."""
+        best = found
         for depth in range(DEPTH):
-            if best[0].believed and (depth or not further):
+            if depth and best[0].believed:
                 break
             new = {repr(candidate.contract): candidate for candidate in best}
             for old in found[:BEAM]:
@@ -209,7 +200,7 @@ class ContractSearch:
                     new.setdefault(repr(contract), Candidate(contract, (*old.changes, change)))
             found = self.evaluate([*new.values()][len(best) :])
             best = sorted([*best, *found], key=lambda candidate: candidate.rank)
-        return best[:REPORTED]
+        return best
 
     def evaluate(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Test candidates, the best ones with all commands; return them best first."""

@@ -152,7 +152,7 @@ def wrap(
     columns: Sequence[np.ndarray],
     control: Sequence[np.ndarray],
     action_clip: float | None,
-    target_clip: np.ndarray | None,
+    target_clip: np.ndarray,
 ) -> ModelProto:
     """Return a model from readings `obs` to `action` and `control`, as `gpusim-rl export` writes it.
 
@@ -182,15 +182,16 @@ def wrap(
         return nodes
 
     def clip(limits: Any) -> list[tuple[str, np.ndarray]]:
+        if not np.isfinite(limits).any():
+            return []
         bounds = [np.clip(values, -LARGEST, LARGEST).astype(np.float32)[None] for values in limits]
         return [*zip(("Max", "Min"), bounds, strict=True)]
 
-    seen = clip(limits) if np.isfinite(limits).any() else []
-    steps = [("Gather", index), ("Sub", bias[None]), *seen, ("Mul", scale[None])]
+    steps = [("Gather", index), ("Sub", bias[None]), *clip(limits), ("Mul", scale[None])]
     moves = [("Gather", source), *((op, v.astype(np.float32)[None]) for op, v in (("Mul", factor), ("Add", offset)))]
     nodes = [*chain("obs", graph.input[0].name, *steps), *model.graph.node]
     nodes += chain(graph.output[0].name, "action", ("Clip", -limit, limit))
-    nodes += chain("action", "control", *moves, *([] if target_clip is None else clip(target_clip)))
+    nodes += chain("action", "control", *moves, *clip(target_clip))
     ends = (("obs", readings), ("action", sizes_of(model)[1]), ("control", len(offset)))
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in ends]
     del graph.node[:], graph.input[:], graph.output[:], wrapped.metadata_props[:]

@@ -458,8 +458,16 @@ def correction(contract: Contract, text: str, **values: object) -> Contract:
 def test_search_names_a_planted_error_first(tmp_path, rover, part, short):
     network = network_file.read_network(saved(tmp_path, linear(rover_weights())))
     true = Contract.read(ROVER_CONTRACT, "test", rover.joints)
-    best = ContractSearch(network, rover).run([Candidate(PLANTED[part](true))])
+    search = ContractSearch(network, rover)
+    best = search.correct(search.evaluate([Candidate(PLANTED[part](true))]))
     assert [change.part for change in best[0].changes] == [part] and best[0].believed
+
+
+def test_search_applies_the_limits_of_targets(tmp_path, rover, short):
+    network = network_file.read_network(saved(tmp_path, linear(rover_weights())))
+    given = {**ROVER_CONTRACT, "target_clip": [[-0.01, 0.01]] * 4}  # the wheels cannot turn
+    [tested] = ContractSearch(network, rover).evaluate([Candidate(Contract.read(given, "test", rover.joints))])
+    assert tested.stands and not any(tested.follows)
 
 
 def adopt(*arguments: object) -> Path:
