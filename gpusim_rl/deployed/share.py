@@ -20,7 +20,6 @@ from gpusim_rl.files import budgets, npz_file
 from gpusim_rl.files.safe_open import load_json, read_bytes
 
 MB = 1e6
-NAMED = 4  # parts that an error about a page's size names
 MAX_HZ, MAX_NUMBERS = 1000.0, 100_000  # control rate and observation size: a visitor's browser must not freeze
 PAGE = browser_mujoco.FOLDER
 SCRIPTS = ("draw.js", "robot.js", "walk.js")
@@ -56,12 +55,10 @@ def page(folder: Path, most_mb: float) -> str:
     made = re.sub(r"\{\{(\w+)\}\}", lambda found: texts[found[1]], (PAGE / "walk.html").read_text(encoding="utf-8"))
     if len(made) > most_mb * MB:
         sizes = {f"the scene's {name}": len(text) for name, text in scene.items()}
-        sizes |= {"MuJoCo": sum(map(len, mujoco.values())), "the policy": len(parts["weights"])}
-        largest = sorted(sizes.items(), key=lambda item: -item[1])[:NAMED]
-        named = ", ".join(f"{name} {size / MB:.1f}" for name, size in largest)
-        problem = f"the page would have {len(made) / MB:.1f} MB, at most {most_mb:g} are allowed"
+        name, size = max({**sizes, "the policy": len(parts["weights"])}.items(), key=lambda item: item[1])
+        problem = f"the page would have {len(made) / MB:.1f} MB, of which {name} has {size / MB:.1f}"
         hint = "Try fewer or coarser meshes, or a larger --max-mb"
-        raise ConfigError(f"{problem}; largest parts [MB]: {named}", key=str(folder), hint=hint)
+        raise ConfigError(problem, key=str(folder), expected=f"at most {most_mb:g} MB", hint=hint)
     return made
 
 
@@ -72,17 +69,13 @@ def check(card: dict[str, Any]) -> None:
     sizes = [term["size"] * term["history"] for term in terms]
     if card["recurrent_state"]:
         problem = "recurrent policies do not run in the page"
-    elif card["observation"].get("images"):
-        problem = "policies with images do not run in the page"
     elif "numpy" not in card["files"]:
         problem = "the network has operations without a numpy version, which do not run in the page"
     elif version and [*map(int, version.split("."))] > [*map(int, browser_mujoco.VERSION.split("."))]:
         problem = f"the scene needs MuJoCo {version}, the page has {browser_mujoco.VERSION}"
     elif card["control_hz"] > MAX_HZ or size > MAX_NUMBERS:
         problem = f"the page allows {MAX_HZ:g} control steps a second and {MAX_NUMBERS} observations"
-    elif not terms:
-        problem = "only the task can compute its observations"
-    elif min(sizes) < 1 or sum(sizes) != size:
+    elif min(sizes, default=0) < 1 or sum(sizes) != size:
         problem = f"the terms have {sum(sizes)} numbers, the observation {size}"
     if problem:
         raise ConfigError(problem)

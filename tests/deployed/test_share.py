@@ -14,50 +14,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from PIL import Image
 
 from gpusim_rl.deployed import browser_mujoco
 from gpusim_rl.deployed.share import page
 from gpusim_rl.export.policy import DeployedPolicy, plain_function
 from helpers.commands import ROOT, load_file, run_here
+from helpers.exports import HOPPER, term, write_robot
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # 3D on the CPU
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 EVIL = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 1'>"
-SCENE = """
-<mujoco>
-  <option timestep="0.005"/>
-  <worldbody>
-    <geom type="plane" size="5 5 1"/>
-    <body name="base" pos="0 0 0.3">
-      <freejoint/>
-      <geom type="box" size="0.2 0.1 0.05"/>
-      <site name="imu"/>
-      <body pos="0 0 -0.05">
-        <joint name="knee" axis="0 1 0" range="-1 1"/>
-        <geom type="capsule" fromto="0 0 0 0 0 -0.2" size="0.02"/>
-      </body>
-    </body>
-  </worldbody>
-  <actuator><position name="servo" joint="knee" kp="20" kv="1"/></actuator>
-  <sensor><gyro name="gyro" site="imu"/></sensor>
-</mujoco>
-"""
 TERMS = [
-    {"name": "gyro", "size": 3, "unit": "rad/s", "scale": 0.25, "history": 3, "source": "sensor gyro"},
-    {"name": "knee", "size": 1, "unit": "rad", "scale": 1.0, "history": 1, "source": "joint positions from the pose"},
-    {"name": "clock", "size": 1, "unit": "-", "scale": 1.0, "history": 1, "source": "phase sine 0.8 0.5 standing 0.25"},
-    {"name": "actions", "size": 1, "unit": "-", "scale": 2.0, "history": 2, "source": "last action"},
-    {"name": "command", "size": 1, "unit": "m/s", "scale": 1.0, "history": 1, "source": "command x"},
+    term("gyro", 3, "sensor gyro", 0.25, history=3),
+    term("knee", 1, "joint positions from the pose"),
+    term("clock", 1, "phase sine 0.8 0.5 standing 0.25"),
+    term("actions", 1, "last action", 2.0, history=2),
+    term("command", 1, "command x"),
 ]
 
 
-def write_export(folder: Path, nodes: list | None = None, scene: str = SCENE, **changes: Any) -> Path:
-    """Write an export of a robot with one joint; `changes` replace entries of the card."""
+def write_export(folder: Path, nodes: list | None = None, scene: str = HOPPER, **changes: Any) -> Path:
+    """Write an export of a robot with one joint, with a numpy version of the network, or of other `nodes`."""
     rng = np.random.default_rng(0)
     arrays = {"weight": rng.normal(size=(1, 14)).astype(np.float32), "bias": np.float32([0.1]), "one": np.float32(1)}
     network: list[Any] = [
@@ -65,38 +46,12 @@ def write_export(folder: Path, nodes: list | None = None, scene: str = SCENE, **
         ["Tanh", ["sum"], "action", {}],
         ["Mul", ["action", "one"], "control", {}],
     ]
-    nodes = nodes or network
-    card = {
-        "task": "Hopper",
-        "algorithm": "ppo",
-        "iteration": 1,
-        "observation": {"size": 14, "terms": TERMS},
-        "action": {"size": 1, "dtype": "float32"},
-        "recurrent_state": [],
-        "control": {"offset": [0.0], "scale": [1.0], "source": [0]},
-        "commands": {"x": [-1.0, 1.0]},
-        "control_hz": 50.0,
-        "physics_hz": 200.0,
-        "max_angular_velocity": 40.0,
-        "joints": [{"name": "knee", "qpos": 7, "qvel": 6, "default": 0.0, "pose": 0.1}],
-        "actuators": [{"name": "servo", "joint": "knee", "kp": 20.0, "kd": 1.0}],
-        "start": {"qpos": [0, 0, 0.3, 1, 0, 0, 0, 0.1], "qvel": [0.0] * 7},
-        "files": {"onnx": "policy.onnx", "numpy": "policy.npz", "scene": "scene.xml"},
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "policy.npz", graph=json.dumps({"nodes": nodes, "outputs": ["action", "control"]}), **arrays)
-    inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in sizes.items()]
-        for sizes in ({"obs": 14}, {"action": 1, "control": 1})
-    )
     made = [helper.make_node(name, sources, [result], **settings) for name, sources, result, settings in network]
-    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    graph = helper.make_graph(made, "hopper", inputs, outputs, constants)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "policy.onnx"
-    )
-    (folder / "scene.xml").write_text(scene)
-    (folder / "policy.json").write_text(json.dumps({**card, **changes}))
+    files = {"onnx": "policy.onnx", "numpy": "policy.npz", "scene": "scene.xml"}
+    changes = {"commands": {"x": [-1.0, 1.0]}, "files": files, **changes}
+    write_robot(folder, TERMS, made, arrays, scene, **changes)
+    graph = {"nodes": nodes or network, "outputs": ["action", "control"]}
+    np.savez(folder / "policy.npz", graph=json.dumps(graph), **arrays)
     return folder
 
 
@@ -123,7 +78,7 @@ def test_page_holds_the_export_and_loads_nothing(tmp_path, no_mujoco):
     assert policy == "default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval'; style-src 'unsafe-inline'"
     assert not re.search(r"(src|href)=|https?://", text), "the page names an address"
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1])
-    assert unpacked(data["scene"]["scene.xml"]).decode() == SCENE
+    assert unpacked(data["scene"]["scene.xml"]).decode() == HOPPER
     assert json.loads(unpacked(data["card"])) == json.loads((folder / "policy.json").read_text())
     assert "Apache License" in unpacked(data["licence"]).decode()
     arrays = json.loads(unpacked(data["graph"]))["arrays"]
@@ -141,7 +96,7 @@ def test_names_in_an_export_do_not_become_html(tmp_path, no_mujoco):
     assert "<title>&lt;/script&gt;" in text and text.lower().count("</script") == 2
 
 
-PICTURE = SCENE.replace("<worldbody>", '<asset><texture name="t" type="2d" file="{}"/></asset><worldbody>')
+PICTURE = HOPPER.replace("<worldbody>", '<asset><texture name="t" type="2d" file="{}"/></asset><worldbody>')
 CARD = {"observation": {"size": 14, "terms": [{**TERMS[0], "source": "task"}, *TERMS[1:]]}}
 
 
@@ -149,7 +104,10 @@ CARD = {"observation": {"size": 14, "terms": [{**TERMS[0], "source": "task"}, *T
     "changes, words",
     [
         ({"recurrent_state": [{"input": "state_0"}]}, "recurrent policies do not run in the page"),
-        ({"observation": {"size": 14, "terms": TERMS, "images": {"camera": [8, 8, 3]}}}, "policies with images"),
+        (
+            {"observation": {"size": 14, "terms": TERMS, "images": {"camera": [8, 8, 3]}}},
+            "only the task can compute its observations",
+        ),
         ({"files": {"onnx": "policy.onnx", "scene": "scene.xml"}}, "without a numpy version"),
         ({"scene_needs_mujoco": "3.17"}, "the scene needs MuJoCo 3.17, the page has 3.14.0"),
         (CARD, "only the task can compute gyro"),
@@ -179,7 +137,7 @@ def test_page_above_the_limit_names_the_largest_parts(tmp_path, no_mujoco):
     noise = np.random.default_rng(0).integers(0, 255, (1000, 1000, 3), np.uint8)
     Image.fromarray(noise).save(folder / "assets" / "t.png")
     done = share("export", cwd=tmp_path)
-    assert done.refuses("at most 6 are allowed; largest parts [MB]: the scene's assets/t.png 4.0, MuJoCo 3.4")
+    assert done.refuses("of which the scene's assets/t.png has 4.0. Expected at most 6 MB")
     assert share("export", "--max-mb", "9", cwd=tmp_path).returncode == 0
 
 
@@ -375,7 +333,7 @@ ASSETS = """<asset>
 @pytest.mark.slow
 @in_a_browser
 def test_page_draws_every_kind_of_shape(browser, tmp_path):
-    folder = write_export(tmp_path / "export", scene=SCENE.replace("<worldbody>", ASSETS))
+    folder = write_export(tmp_path / "export", scene=HOPPER.replace("<worldbody>", ASSETS))
     (folder / "walk.html").write_text(page(folder, 6.0))
     visit = Visit(browser, folder / "walk.html").ready()
     shapes = ["mesh0", "terrain0", "cylinder", "sphere", "plane", "box", "sphere"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,14 +68,37 @@ def write_hopper(folder: Path, terms: list[dict] | None = None, scene: str = HOP
     terms = TERMS if terms is None else terms
     size, rng = sum(row["size"] * row["history"] for row in terms), np.random.default_rng(0)
     weight, offset = rng.normal(size=(size, 1)).astype(np.float32) * 0.2, np.array([[0.1]], np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["obs", "weight"], ["layer"]),
+        helper.make_node("Squeeze", ["state_0", "zero"], ["state"]),
+        helper.make_node("Add", ["layer", "state"], ["summed"]),
+        helper.make_node("Tanh", ["summed"], ["action"]),
+        helper.make_node("Add", ["action", "offset"], ["control"]),
+        helper.make_node("Unsqueeze", ["action", "zero"], ["next_state_0"]),
+    ]
+    arrays = {"weight": weight, "offset": offset, "zero": np.array([0])}
+    state: dict = {"input": "state_0", "output": "next_state_0", "shape": [1, "batch", 1], "dtype": "float32"}
+    return write_robot(folder, terms, nodes, arrays, scene, [state], **changes)
+
+
+def write_robot(
+    folder: Path,
+    terms: list[dict],
+    nodes: list,
+    arrays: dict,
+    scene: str,
+    states: Sequence[dict] = (),
+    **changes: object,
+) -> Path:
+    """Write card, scene and policy.onnx of a robot with one joint; `changes` replace entries of the card."""
+    size = sum(row["size"] * row["history"] for row in terms)
     card = {
         "format": 2,
         "task": "Hopper",
+        "algorithm": "ppo",
         "observation": {"size": size, "terms": terms},
         "action": {"size": 1, "dtype": "float32"},
-        "recurrent_state": [
-            {"input": "state_0", "output": "next_state_0", "shape": [1, "batch", 1], "dtype": "float32", "start": 0.0}
-        ],
+        "recurrent_state": [*states],
         "control": {"offset": [0.1], "scale": [1.0], "source": [0]},
         "commands": {"x": [0.2, 1.0], "yaw": [-1.0, 1.0]},
         "control_hz": 50.0,
@@ -86,17 +110,8 @@ def write_hopper(folder: Path, terms: list[dict] | None = None, scene: str = HOP
         "files": {"onnx": "policy.onnx", "scene": "scene.xml"},
         **changes,
     }
-    nodes = [
-        helper.make_node("MatMul", ["obs", "weight"], ["layer"]),
-        helper.make_node("Squeeze", ["state_0", "zero"], ["state"]),
-        helper.make_node("Add", ["layer", "state"], ["summed"]),
-        helper.make_node("Tanh", ["summed"], ["action"]),
-        helper.make_node("Add", ["action", "offset"], ["control"]),
-        helper.make_node("Unsqueeze", ["action", "zero"], ["next_state_0"]),
-    ]
-    inputs = {"obs": ["batch", size], "state_0": [1, "batch", 1]}
-    outputs = {"action": ["batch", 1], "control": ["batch", 1], "next_state_0": [1, "batch", 1]}
-    arrays = {"weight": weight, "offset": offset, "zero": np.array([0])}
+    inputs = {"obs": ["batch", size], **{state["input"]: state["shape"] for state in states}}
+    outputs = {"action": ["batch", 1], "control": ["batch", 1], **{state["output"]: state["shape"] for state in states}}
     values = [
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in each.items()]
         for each in (inputs, outputs)
