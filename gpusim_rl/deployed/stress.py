@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gpusim_rl.deployed.gate import PUSHES
-from gpusim_rl.deployed.variants import APPLY, VARIANTS, scale_effort, scale_friction, scale_gains, variant_name
+from gpusim_rl.deployed.variants import VARIANTS, scale_effort, scale_friction, scale_gains, variant_name, vary
 from gpusim_rl.deployed.walkers import MAX_DELAY, Walkers
 from gpusim_rl.errors import ConfigError
 
@@ -47,7 +47,6 @@ class SizeSearch:
     unit: str
     largest: float
     ways: Mapping[str, Apply]  # such as directions, by name
-    lasts_s: float = math.inf  # of forces
     step: float = 0.0  # sizes are multiples of this
     phases: int = SEARCHED  # starts of each robot; 1: one start of one robot
     smallest: float | None = None  # size that made the robot fall; None: not even `largest` did
@@ -67,7 +66,7 @@ class SizeSearch:
 
     def trial(self, way: str, start: int, size: float) -> Trial:
         """Return a trial of a size."""
-        return Trial(self.ways[way], start, size, self.lasts_s)
+        return Trial(self.ways[way], start, size)
 
     def row(self) -> dict[str, Any]:
         """Return the result for stress.json; without a fall, `smallest` is None."""
@@ -92,7 +91,6 @@ class Trial:
     apply: Apply
     start: int
     size: float
-    lasts_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -173,15 +171,13 @@ class StressTest:
         walkers.command[rows] = np.repeat(commands, copies, axis=0)
         walkers.refresh(rows)
 
-    def _run(self, rows: np.ndarray, seconds: float, ends: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def _run(self, rows: np.ndarray, seconds: float) -> tuple[np.ndarray, np.ndarray]:
         """Step robots until they fall; return which fell, and mean errors of the horizontal velocity [m/s]."""
         walkers, active = self.walkers, np.zeros(self.walkers.num, bool)
         error, steps = np.zeros(walkers.num), np.zeros(walkers.num)
         active[rows] = True
         columns = [walkers.commands.index(name) for name in "xy" if name in walkers.commands]
-        for step in range(round(seconds * walkers.control_hz)):
-            if ends is not None:
-                walkers.force[rows[ends <= step]] = 0.0
+        for _ in range(round(seconds * walkers.control_hz)):
             walkers.step(active)
             active &= ~walkers.fallen(self.standing)
             if not active.any():
@@ -193,11 +189,9 @@ class StressTest:
 
     def trials(self, trials: Sequence[Trial]) -> np.ndarray:
         """Disturb walking robots, all at once; return whether each fell within AFTER_S."""
-        walkers, fell = self.walkers, []
-        for first in range(0, len(trials), walkers.num - self.first):
-            some = trials[first : first + walkers.num - self.first]
-            fell.append(self._run(self._disturb(some), AFTER_S, self._ends(some))[0])
-        return np.concatenate(fell) if fell else np.zeros(0, bool)
+        at_once = self.walkers.num - self.first
+        parts = [trials[first : first + at_once] for first in range(0, len(trials), at_once)]
+        return np.concatenate([np.zeros(0, bool), *(self._run(self._disturb(part), AFTER_S)[0] for part in parts)])
 
     def _disturb(self, trials: Sequence[Trial]) -> np.ndarray:
         rows = self.first + np.arange(len(trials))
@@ -208,9 +202,6 @@ class StressTest:
             same = np.array([trial.apply is apply for trial in trials])
             apply(self.walkers, rows[same], sizes[same])
         return rows
-
-    def _ends(self, trials: Sequence[Trial]) -> np.ndarray:
-        return np.array([trial.lasts_s * self.walkers.control_hz for trial in trials]).round()
 
     def search(self, searches: Sequence[SizeSearch]) -> None:
         """Bisect all searches in parallel."""
@@ -267,7 +258,7 @@ class StressTest:
             walkers.restore()
             self._begin(rows, rng, rng.uniform(low, high, (number, len(low))), copies=len(cases))
             for case, (group, value) in enumerate(cases[1:], start=1):
-                APPLY[group](walkers, rows[case :: len(cases)], np.full(number, value))
+                vary(group, walkers, rows[case :: len(cases)], np.full(number, value))
             results.append(np.reshape(self._run(rows, seconds), (2, number, len(cases))))
         fell, errors = np.concatenate(results, axis=1)
         names = ["plain", *(variant_name(group, value, walkers.control_hz) for group, value in cases[1:])]
@@ -278,13 +269,11 @@ class StressTest:
         """Return rate and positions of the fall that a search found, from a second before the disturbance."""
         walkers, (way, start) = self.walkers, search.worst
         assert search.smallest is not None
-        trial = [search.trial(way, start, search.smallest)]
-        rows, robot = self._disturb(trial), start // PHASES
+        rows, robot = self._disturb([search.trial(way, start, search.smallest)]), start // PHASES
         before = self._starts_at.flat[start]
         frames = [*self._trace[before - round(walkers.control_hz) : before, robot]]
-        for step in range(round(AFTER_S * walkers.control_hz)):
+        for _ in range(round(AFTER_S * walkers.control_hz)):
             frames.append(walkers.qpos[rows[0]].copy())
-            walkers.force[rows[self._ends(trial) <= step]] = 0.0
             walkers.step(np.arange(walkers.num) == rows[0])
         every = max(1, round(walkers.control_hz / REPLAY_HZ))
         return {"hz": walkers.control_hz / every, "qpos": np.round(frames[::every], 4).tolist()}
@@ -332,13 +321,18 @@ def push(angle: float, walkers: Walkers, rows: np.ndarray, size: np.ndarray) -> 
     walkers.push(rows, np.outer(size, [math.cos(angle), math.sin(angle), 0.0]))
 
 
-def force(angle: float, walkers: Walkers, rows: np.ndarray, size: np.ndarray) -> None:
-    """Pull the torso [N] in a direction [rad]."""
+def force(angle: float, seconds: float, walkers: Walkers, rows: np.ndarray, size: np.ndarray) -> None:
+    """Pull the torso [N] in a direction [rad] for some time [s]."""
     walkers.force[rows] = np.outer(size, [math.cos(angle), math.sin(angle), 0.0])
+    walkers.force_until[rows] = walkers.steps[rows] + round(seconds * walkers.control_hz)
 
 
 def slope(angle: float, walkers: Walkers, rows: np.ndarray, size: np.ndarray) -> None:
-    """Tilt the ground [degrees], downhill in a direction [rad]."""
+    """Tilt the ground [degrees], downhill in a direction [rad].
+
+    Gravity tilts instead, which is the same seen from the ground: `gravity`, gyros and accelerometers measure the tilt,
+    and falls are relative to the ground's normal. Only `frame...` sensors keep measuring from the ground.
+    """
     walkers.slope(rows, np.radians(size), np.tile([math.cos(angle), math.sin(angle), 0.0], (len(rows), 1)))
 
 
@@ -376,15 +370,14 @@ def all_searches(walkers: Walkers) -> list[SizeSearch]:
     mass, quarters = float(model.body_subtreemass[walkers.base]), [math.tau / 4.0 * i for i in range(4)]
     angles = {f"from {side}": math.tau / 8.0 * i for i, side in enumerate(SIDES)}
     pushes = {side: {side: partial(push, angle)} for side, angle in angles.items()}
-    forces = {side: partial(force, angle) for side, angle in [*angles.items()][::2]}
-    most = {seconds: LARGEST_PUSH * mass / seconds for seconds in FORCES_S}
+    forces = {s: {side: partial(force, angle, s) for side, angle in [*angles.items()][::2]} for s in FORCES_S}
     limits = [(i, name, end) for i, (name, both) in enumerate(ranges(walkers).items()) for end in both]
     commands = {f"{name} to {end:.3g}": partial(command_step, i, end) for i, name, end in limits}
     motors = {model.actuator(i).name: partial(weak_motor, i) for i in range(model.nactuator)}
     slopes = {name: partial(slope, angle) for name, angle in zip(SLOPES, quarters, strict=True)}
     return [
         *(SizeSearch("push", f"push {side}", "m/s", LARGEST_PUSH, way) for side, way in pushes.items()),
-        *(SizeSearch("force", f"force for {s:g} s", "N", size, forces, lasts_s=s) for s, size in most.items()),
+        *(SizeSearch("force", f"force for {s:g} s", "N", LARGEST_PUSH * mass / s, way) for s, way in forces.items()),
         SizeSearch("payload", "payload", "kg", mass, {"on the torso": payload}),
         SizeSearch("command", "command step", "% of range", 100.0, commands),
         SizeSearch("friction", "less friction", "%", 95.0, {"all contacts": slippery}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mujoco
 import numpy as np
@@ -53,24 +53,15 @@ def scale_effort(walkers: Walkers, rows: np.ndarray, factor: np.ndarray, only: S
     walkers.vary("actuator_forcerange")[rows[:, None], actuators] *= factor[:, None, None]
 
 
-def delay(walkers: Walkers, rows: np.ndarray, steps: np.ndarray) -> None:
-    """Delay controls by a number of control steps."""
-    walkers.delay[rows] = steps
+def vary(group: str, walkers: Walkers, rows: np.ndarray, values: np.ndarray) -> None:
+    """Change the physics of one group of `VARIANTS`."""
+    if group in SCALE:
+        SCALE[group](walkers, rows, values)
+    else:  # delay or noise
+        getattr(walkers, group)[rows] = values
 
 
-def noise(walkers: Walkers, rows: np.ndarray, share: np.ndarray) -> None:
-    """Multiply observations by normal noise with mean 1."""
-    walkers.noise[rows] = share
-
-
-APPLY: dict[str, Callable[[Walkers, np.ndarray, np.ndarray], None]] = {
-    "friction": scale_friction,
-    "mass": scale_mass,
-    "gains": scale_gains,
-    "effort": scale_effort,
-    "delay": delay,
-    "noise": noise,
-}
+SCALE = {"friction": scale_friction, "mass": scale_mass, "gains": scale_gains, "effort": scale_effort}
 
 
 def variant_name(group: str, value: float, control_hz: float) -> str:

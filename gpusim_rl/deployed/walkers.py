@@ -18,6 +18,7 @@ from gpusim_rl.export.of_run import CARD
 from gpusim_rl.export.policy import load_network
 from gpusim_rl.files.safe_open import read_bytes
 from gpusim_rl.machine.hardware import available_cpus
+from gpusim_rl.sim.actuators import control_names
 from gpusim_rl.sim.robot_xml import bounded_memory, read_mjcf
 
 TORSO = ("torso", "trunk", "pelvis", "base")  # part of the name of the body that forces and payloads act on
@@ -100,7 +101,8 @@ class Walkers:
         self.joints = {joint["name"]: joint for joint in card["joints"]}
         self.qpos_of, self.qvel_of = np.array([[row["qpos"], row["qvel"]] for row in card["joints"]], int).T
         self.pose = np.array([joint.get("pose", joint["default"]) for joint in card["joints"]], float)
-        self.columns = np.array([self._column(row["name"]) for row in card["actuators"]], int)
+        columns = {name: column for column, (name, _) in enumerate(control_names(self.model))}  # of data.ctrl
+        self.columns = np.array([columns[row["name"]] for row in card["actuators"]], int)
         self._start = np.concatenate([card["start"]["qpos"], card["start"]["qvel"]]).astype(float)
         if "control" not in card:
             raise ConfigError("no controls in the card: only the task can apply actions")
@@ -110,15 +112,6 @@ class Walkers:
         self._baselines = {"zero": offset, "hold": np.array(hold, float)}
         self.holds_at_zero = np.allclose(*self._baselines.values(), atol=1e-3)  # both baselines are the same
 
-    def _column(self, control: str) -> int:
-        """Return the data.ctrl index of a control: `a` for an actuator, or `a/1` if actuator `a` has several."""
-        kind, (name, _, number) = mujoco.mjtObj.mjOBJ_ACTUATOR, control.rpartition("/")
-        if (actuator := mujoco.mj_name2id(self.model, kind, control)) >= 0:
-            number = "0"
-        elif (actuator := mujoco.mj_name2id(self.model, kind, name)) < 0:
-            raise ValueError(f"the scene has no actuator {control!r}")
-        return int(self.model.actuator_ctrladr[actuator]) + int(number)
-
     def _allocate(self) -> None:
         num, size, states = self.num, self.card["action"]["size"], self.card["recurrent_state"]
         self._batch = Batch(self.model, num, nthread=min(available_cpus(), num))
@@ -127,6 +120,7 @@ class Walkers:
         self._sensors = self._batch.bind("sensordata")
         self.command = np.zeros((num, len(self.commands)))  # in the card's order
         self.force = np.zeros((num, 3))  # on the torso: forward, left, up [N]
+        self.force_until = np.full(num, np.inf)  # control step of the episode at which the force ends
         self.delay = np.zeros(num, int)  # of the controls [control steps], at most MAX_DELAY
         self.noise = np.zeros(num)  # standard deviation of observation noise, relative to each value
         self.down = np.tile([0.0, 0.0, -1.0], (num, 1))  # direction of gravity; see `slope`
@@ -208,7 +202,8 @@ class Walkers:
         if self._reweighed.any():
             self._batch.set_const(np.flatnonzero(self._reweighed))
             self._reweighed[:] = False
-        self.force[:], self.delay[:], self.noise[:], self.down[:] = 0.0, 0, 0.0, [0.0, 0.0, -1.0]
+        self.force[:], self.force_until[:], self.delay[:], self.noise[:] = 0.0, np.inf, 0, 0.0
+        self.down[:] = 0.0, 0.0, -1.0
 
     def slope(self, rows: np.ndarray, angle: np.ndarray, downhill: np.ndarray) -> None:
         """Tilt gravity by an angle [rad], [robots], towards a direction of the heading frame, [robots, 3]."""
@@ -256,6 +251,7 @@ class Walkers:
         queue = np.where((self.steps[rows] == 0)[:, None, None], self.targets[rows, None], self._queue[rows])
         self._queue[rows] = np.concatenate([self.targets[rows, None], queue[:, :-1]], axis=1)
         self._ctrl[rows[:, None], self.columns] = self._queue[rows, self.delay[rows]]
+        self.force[self.steps >= self.force_until] = 0.0
         self._xfrc[rows, self.torso, :3] = self._from_heading(rows, self.force[rows])
         self._batch.step(rows, nstep=self._substeps, stage=_VEL)
         if limit := self.card.get("max_angular_velocity"):  # not part of a MuJoCo model

@@ -6,6 +6,7 @@ import json
 import math
 import resource
 import shutil
+from functools import partial
 from pathlib import Path
 
 import matplotlib.image
@@ -125,20 +126,14 @@ def test_disturbances_change_what_they_name(statue):
 
 
 def test_force_ends_after_its_duration(study):
-    def pull(walkers, rows, size):
-        walkers.force[rows, 0] = size
-
     weight = 9.81 * float(study.walkers.model.body_subtreemass[study.walkers.base])
-    trials = [Trial(pull, 0, 0.3 * weight, lasts) for lasts in (0.04, 3.0)]
+    trials = [Trial(partial(stress.force, 0.0, lasts), 0, 0.3 * weight) for lasts in (0.04, 3.0)]
     assert study.trials(trials).tolist() == [False, True]
 
 
 def test_more_trials_than_robots_run_in_turns(study):
     size = [0.0, 3.0] * 35
-    trials = [
-        Trial(lambda walkers, rows, sizes: stress.push(0.0, walkers, rows, sizes), i % 24, s)
-        for i, s in enumerate(size)
-    ]
+    trials = [Trial(partial(stress.push, 0.0), i % 24, s) for i, s in enumerate(size)]
     assert study.trials(trials).tolist() == [False, True] * 35
 
 

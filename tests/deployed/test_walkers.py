@@ -118,6 +118,14 @@ def test_force_slope_noise_and_model_fields_act_on_one_robot(hopper):
     assert all(np.array_equal(walkers.state[0], walkers.state[i]) for i in range(1, 6))
 
 
+def test_gravity_on_a_slope_is_that_of_a_tilted_robot(hopper):
+    walkers = Walkers(hopper, 2)
+    walkers.slope(np.array([0]), np.array([0.3]), np.array([[1.0, 0.0, 0.0]]))
+    walkers.qpos[1, 3:7] = [math.cos(0.15), 0.0, math.sin(0.15), 0.0]  # nose down
+    on_slope, tilted = walkers._readers[1](np.arange(2))
+    assert on_slope == pytest.approx(tilted) and walkers.up.tolist() == pytest.approx([1.0, math.cos(0.3)])
+
+
 def test_baselines_send_constant_targets(hopper):
     card = json.loads((hopper / "policy.json").read_text())
     card["start"]["qpos"][7] = 0.3
