@@ -132,7 +132,7 @@ def transfer_export(args: argparse.Namespace, wanted: Sequence[str]) -> list[dic
         raise ConfigError("needs a run", key=f"--only {args.only}", hint=f"Of an export: {', '.join(VARIANTS)}")
     study = StressTest(Walkers(Path(args.run), ROBOTS, args.seed), args.seed)
     results = study.variants(args.num_envs, args.seconds or EPISODE_S, groups)
-    rows = [{"variant": rate.name, **rate.row(), "velocity_error": error} for rate, error in results]
+    rows = [{"variant": row["name"], **row, "velocity_error": error} for row, error in results]
     head = ["variant", "falls", "95 % interval", "velocity error [m/s]"]
     cells = [
         [row["variant"], str(row["falls"]), "{:.1%} to {:.1%}".format(*row["interval"]), f"{row['velocity_error']:.3f}"]

@@ -164,9 +164,7 @@ def wrap(
         action_clip: Largest absolute action.
         target_clip: Limits of each control, [2, actuators].
     """
-    wrapped, weights = ModelProto(), list[TensorProto]()
-    wrapped.CopyFrom(model)
-    graph, limit = wrapped.graph, np.float32(action_clip or LARGEST)
+    weights, limit = [*model.graph.initializer], np.float32(action_clip or LARGEST)
     (index, bias, scale, *limits), (offset, factor, source) = columns, control
 
     def chain(first: str, last: str, *steps: tuple[Any, ...]) -> list[NodeProto]:
@@ -189,15 +187,12 @@ def wrap(
 
     steps = [("Gather", index), ("Sub", bias[None]), *clip(limits), ("Mul", scale[None])]
     moves = [("Gather", source), *((op, v.astype(np.float32)[None]) for op, v in (("Mul", factor), ("Add", offset)))]
-    nodes = [*chain("obs", graph.input[0].name, *steps), *model.graph.node]
-    nodes += chain(graph.output[0].name, "action", ("Clip", -limit, limit))
+    nodes = [*chain("obs", model.graph.input[0].name, *steps), *model.graph.node]
+    nodes += chain(model.graph.output[0].name, "action", ("Clip", -limit, limit))
     nodes += chain("action", "control", *moves, *clip(target_clip))
     ends = (("obs", readings), ("action", sizes_of(model)[1]), ("control", len(offset)))
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in ends]
-    del graph.node[:], graph.input[:], graph.output[:], wrapped.metadata_props[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(weights)
-    graph.input.append(values[0])
-    graph.output.extend(values[1:])
+    graph = helper.make_graph(nodes, "adopted", values[:1], values[1:], weights)
+    wrapped = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     onnx.checker.check_model(wrapped)
     return wrapped

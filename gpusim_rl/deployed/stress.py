@@ -40,7 +40,7 @@ Apply = Callable[[Walkers, np.ndarray, np.ndarray], None]
 
 @dataclass
 class SizeSearch:
-    """SizeSearch for the smallest size of a disturbance that makes the robot fall, in the worst of several ways."""
+    """Search for the smallest size of a disturbance that makes the robot fall, in the worst of several ways."""
 
     kind: str
     label: str
@@ -93,25 +93,13 @@ class Trial:
     size: float
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Falls in independent episodes."""
-
-    name: str
-    falls: int
-    episodes: int
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson interval of the fall rate, with 95 % confidence."""
-        share, spread = self.falls / self.episodes, Z * Z / self.episodes
-        middle = (share + spread / 2.0) / (1.0 + spread)
-        half = math.sqrt(spread * (share * (1.0 - share) + spread / 4.0)) / (1.0 + spread)
-        return max(0.0, middle - half), min(1.0, middle + half)
-
-    def row(self) -> dict[str, Any]:
-        """Return the rate for stress.json."""
-        return {"name": self.name, "falls": self.falls, "episodes": self.episodes, "interval": [*self.interval]}
+def rate(name: str, falls: int, episodes: int) -> dict[str, Any]:
+    """Return a row for stress.json: falls in independent episodes, and the 95 % Wilson interval of their rate."""
+    share, spread = falls / episodes, Z * Z / episodes
+    middle = (share + spread / 2.0) / (1.0 + spread)
+    half = math.sqrt(spread * (share * (1.0 - share) + spread / 4.0)) / (1.0 + spread)
+    interval = [max(0.0, middle - half), min(1.0, middle + half)]
+    return {"name": name, "falls": falls, "episodes": episodes, "interval": interval}
 
 
 class StressTest:
@@ -235,17 +223,17 @@ class StressTest:
                     felled.append(search)
             weakest = felled
 
-    def push_rate(self, size: float, episodes: int) -> Rate:
-        """Return the rate of falls after pushes of one size, in random directions and phases."""
+    def push_rate(self, size: float, episodes: int) -> dict[str, Any]:
+        """Return the row of falls after pushes of one size, in random directions and phases."""
         rng = np.random.default_rng(self.seed)
         angles, starts = rng.uniform(0.0, math.tau, episodes), rng.integers(self.first, size=episodes)
         trials = [Trial(partial(push, angle), int(start), size) for angle, start in zip(angles, starts, strict=True)]
-        return Rate(f"falls_push_{size:g}", int(self.trials(trials).sum()), episodes)
+        return rate(f"falls_push_{size:g}", int(self.trials(trials).sum()), episodes)
 
     def variants(
         self, each: int, seconds: float = EPISODE_S, groups: Iterable[str] = VARIANTS
-    ) -> list[tuple[Rate, float]]:
-        """Return falls and mean velocity error [m/s] in unchanged and in changed physics, see `VARIANTS`.
+    ) -> list[tuple[dict[str, Any], float]]:
+        """Return falls, and the mean velocity error [m/s], in unchanged and in changed physics, see `VARIANTS`.
 
         Episodes start on the spot; all variants have the same initial states and random commands.
         """
@@ -262,7 +250,7 @@ class StressTest:
             results.append(np.reshape(self._run(rows, seconds), (2, number, len(cases))))
         fell, errors = np.concatenate(results, axis=1)
         names = ["plain", *(variant_name(group, value, walkers.control_hz) for group, value in cases[1:])]
-        rates = [Rate(name, int(count), each) for name, count in zip(names, fell.sum(axis=0), strict=True)]
+        rates = [rate(name, int(count), each) for name, count in zip(names, fell.sum(axis=0), strict=True)]
         return [*zip(rates, errors.mean(axis=0).tolist(), strict=True)]
 
     def replay(self, search: SizeSearch) -> dict[str, Any]:
@@ -392,8 +380,8 @@ def stress(folder: Path, seed: int = 0, episodes: int = EPISODES) -> dict[str, A
     walkers = Walkers(folder, ROBOTS, seed)
     study = StressTest(walkers, seed)
     study.search(searches := all_searches(walkers))
-    changed = [rate for rate, _ in study.variants(math.ceil(episodes / 8))]
-    total = Rate("falls", sum(rate.falls for rate in changed), sum(rate.episodes for rate in changed))
+    changed = [row for row, _ in study.variants(math.ceil(episodes / 8))]
+    total = rate("falls", *(sum(row[key] for row in changed) for key in ("falls", "episodes")))
     rates = [total, *(study.push_rate(size, episodes) for size in PUSHES), *changed]
     fell = [search for search in searches if search.smallest is not None]
     worst = min(fell, key=lambda it: (it.kind != "push", (it.smallest or 0.0) / it.largest), default=None)
@@ -407,7 +395,7 @@ def stress(folder: Path, seed: int = 0, episodes: int = EPISODES) -> dict[str, A
         "standing_height_m": study.standing,
         "gait_period_s": study.period_s,
         "searches": [search.row() for search in searches],
-        "rates": [rate.row() for rate in rates],
+        "rates": rates,
         "worst": row or None,
         "baselines": {"zero": zero, "hold": hold},
     }
@@ -419,5 +407,5 @@ def baseline(walkers: Walkers, policy: Literal["zero", "hold"], seed: int, episo
     study = StressTest(walkers, seed)
     searches = [] if study.fell_s else [search for search in all_searches(walkers) if search.kind == "push"]
     study.search(searches)
-    rates = [study.push_rate(size, episodes).row() for size in (() if study.fell_s else PUSHES)]
+    rates = [study.push_rate(size, episodes) for size in (() if study.fell_s else PUSHES)]
     return {"fell_s": study.fell_s, "searches": [search.row() for search in searches], "rates": rates}

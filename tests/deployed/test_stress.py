@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpusim_rl.deployed import gate, stress
-from gpusim_rl.deployed.stress import Rate, SizeSearch, StressTest, Trial, all_searches, gait
+from gpusim_rl.deployed.stress import SizeSearch, StressTest, Trial, all_searches, gait
 from gpusim_rl.deployed.variants import scale_friction, scale_gains, scale_mass
 from gpusim_rl.deployed.walkers import Walkers
 from gpusim_rl.errors import ConfigError
@@ -41,9 +41,9 @@ def results(statue: Path) -> dict:
 
 
 def test_intervals_are_wilsons():
-    assert Rate("", 0, 64).interval == pytest.approx((0.0, 0.0566), abs=1e-4)
-    assert Rate("", 1, 20).interval == pytest.approx((0.0089, 0.2361), abs=1e-4)
-    assert Rate("", 10, 10).interval == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert stress.rate("", 0, 64)["interval"] == pytest.approx((0.0, 0.0566), abs=1e-4)
+    assert stress.rate("", 1, 20)["interval"] == pytest.approx((0.0089, 0.2361), abs=1e-4)
+    assert stress.rate("", 10, 10)["interval"] == pytest.approx((0.7225, 1.0), abs=1e-4)
 
 
 @pytest.mark.parametrize("period", [14, 19])
@@ -139,13 +139,13 @@ def test_more_trials_than_robots_run_in_turns(study):
 
 def test_changed_physics_has_the_same_episodes_for_all_variants(study):
     rows = study.variants(5, 0.5, ["mass", "delay"])
-    assert [rate.name for rate, _ in rows] == [
+    assert [row["name"] for row, _ in rows] == [
         "plain",
         "mass x0.9",
         "mass x1.1",
         *(f"delay {i} ({20 * i} ms)" for i in (1, 2, 3)),
     ]
-    assert {rate.episodes for rate, _ in rows} == {5} and all(0.4 < error < 1.1 for _, error in rows)
+    assert {row["episodes"] for row, _ in rows} == {5} and all(0.4 < error < 1.1 for _, error in rows)
     [first, *_], [again, *_] = rows, study.variants(5, 0.5, [])
     assert again[1] == pytest.approx(first[1], rel=0.2)
 
@@ -206,7 +206,7 @@ def test_invalid_gates_are_one_line(tmp_path, text, words):
 def test_gate_fails_only_if_the_interval_excludes_the_bound():
     pushes = [{"kind": "push", "smallest": s, "largest": 3.0, "unit": "m/s", "way": "w"} for s in (2.0, None, 0.7)]
     slope = {"kind": "slope", "smallest": None, "largest": 30.0, "unit": "degrees", "way": ""}
-    rates = [Rate("falls", 0, 64).row(), Rate("falls_push_1", 20, 64).row()]
+    rates = [stress.rate("falls", 0, 64), stress.rate("falls_push_1", 20, 64)]
     results = {"searches": [*pushes, slope], "rates": rates}
 
     def verdict(**bounds: float) -> list[str]:
