@@ -19,12 +19,11 @@ import yaml
 from gpusim_rl.deployed.contract import SENSORS, Contract, Inputs
 from gpusim_rl.deployed.network_file import sizes_of, wrap
 from gpusim_rl.errors import ConfigError, available
-from gpusim_rl.export import parity, policy
+from gpusim_rl.export import CARD, parity, policy
 from gpusim_rl.export.card import FORMAT, actuator_rows, joint_rows
 from gpusim_rl.export.files import NUMPY, ONNX, RUNTIME, replacing_files
 from gpusim_rl.export.joint_order import ORDERS
 from gpusim_rl.export.model import write_numpy
-from gpusim_rl.export.of_run import CARD
 from gpusim_rl.export.scene_file import SCENE, needs, write_scene
 from gpusim_rl.sim import Scene
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from gpusim_rl.deployed.adopt import Body, write_folder
-from gpusim_rl.deployed.contract import PHASES, Contract, Inputs, Phase, Term
+from gpusim_rl.deployed.contract import PHASES, Contract, Inputs, Phase
 from gpusim_rl.deployed.network_file import load
 from gpusim_rl.deployed.walkers import Walkers
 
@@ -241,13 +241,13 @@ def corrections(base: Contract, body: Body) -> Iterator[Change]:
         lists = {key: getattr(base, key) for key in (*PER_JOINT, *["target_clip"] * bool(base.target_clip))}
         values = {key: tuple(items[i] for i in places) for key, items in lists.items()}
         yield Change("joint order", f"joints and their values {name}", values)
-    orders = list[tuple[str, list[Term]]]()
     for name, order in ORDERS.items():
-        orders.append((f"terms as in {name}", sorted(terms, key=lambda term: (*order, term.kind).index(term.kind))))
+        usual = tuple(sorted(terms, key=lambda term: (*order, term.kind).index(term.kind)))
+        yield Change("term order", f"terms as in {name}", {"terms": usual})
     for a, b in itertools.combinations(range(len(terms)), 2):
-        orders.append((f"{kinds[a]} and {kinds[b]} exchanged", [*terms]))
-        orders[-1][1][a], orders[-1][1][b] = terms[b], terms[a]
-    yield from (Change("term order", text, {"terms": tuple(order)}) for text, order in orders)
+        exchanged = [*terms]
+        exchanged[a], exchanged[b] = terms[b], terms[a]
+        yield Change("term order", f"{kinds[a]} and {kinds[b]} exchanged", {"terms": tuple(exchanged)})
     for i, term in enumerate(terms):
         sign = tuple(-s for s in term.scale) if isinstance(term.scale, tuple) else -term.scale
         rows: list[tuple[str, str, dict[str, Any]]] = [(f"{term.kind} sign", f"{term.kind} negated", {"scale": sign})]

@@ -14,7 +14,7 @@ import numpy as np
 from mujoco.batch import Batch
 
 from gpusim_rl.errors import ConfigError, UserError
-from gpusim_rl.export.of_run import CARD
+from gpusim_rl.export import CARD
 from gpusim_rl.export.policy import load_network
 from gpusim_rl.files.safe_open import read_bytes
 from gpusim_rl.machine.hardware import available_cpus

@@ -14,13 +14,12 @@ import torch
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.export import parity
+from gpusim_rl.export import CARD, parity
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.controls import measure
 from gpusim_rl.export.encoded_policy import EncodedPolicy
 from gpusim_rl.export.joint_order import joint_order
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_numpy, write_onnx, write_torchscript
-from gpusim_rl.export.of_run import CARD
 from gpusim_rl.export.scene_file import SCENE, needs, write_scene
 from gpusim_rl.files.safe_open import free_name, temporary_name
 from gpusim_rl.learn.pretrained import Pretrained

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpusim_rl.errors import import_extra
+from gpusim_rl.export import CARD
 from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.machine.hardware import import_torch
-
-CARD = "policy.json"
 
 
 def require_onnx(command: str) -> None:
