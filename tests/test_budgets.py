@@ -74,11 +74,11 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("run/log_interval", "run/reporter", "run/system"),
     ),
     "randomisation": (1_190, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
-    "export": (1_213, "export/*"),
+    "export": (1_276, "export/*"),
     "measurable terms": (60, "testing/measurable"),
-    "stress": (918, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
-    "share": (199, "deployed/share", "deployed/browser_mujoco"),
-    "adopt": (1_210, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
+    "stress": (877, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
+    "share": (192, "deployed/share", "deployed/browser_mujoco"),
+    "adopt": (1_157, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
     "search": (875, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
         700,
@@ -93,7 +93,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_583,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 4_245, "tests": 52_503, "benchmarks": 8_570}
+FOLDERS = {"tasks": 5_050, "tools": 4_169, "tests": 52_485, "benchmarks": 8_570}
 
 
 def lines_of(*paths: Path) -> int:
@@ -120,6 +120,12 @@ def test_capability_stays_within_its_line_budget(capability):
 @pytest.mark.parametrize(("folder", "most"), FOLDERS.items())
 def test_folder_stays_within_its_line_budget(folder, most):
     assert lines_of(*(ROOT / folder).rglob("*.py")) <= most
+
+
+def test_commands_on_exports_of_any_origin_stay_short():
+    tools = [ROOT / "tools" / f"{name}.py" for name in ("stress", "share", "adopt")]
+    files = [PACKAGE / "testing" / "measurable.py", *(PACKAGE / "deployed").glob("*.py")]
+    assert lines_of(*files, *tools) <= 2_557
 
 
 def test_benchmarks_folder_has_only_bench_and_readme():

@@ -72,12 +72,11 @@ def search_row(network: ModelProto, contract: Contract, body: adopt.Body, error:
     network, contract = with_history(network, contract) if "history" in error else (network, contract)
     change = {change.text: change for change in corrections(contract, body)}[error] if error else None
     began, search = time.process_time(), ContractSearch(network, body)
-    start = Candidate(replace(contract, **change.values) if change else contract)
-    best = search.correct(search.evaluate([start]))[:REPORTED]
-    row = {"planted": change and change.part, "error": error, "named": [f"{c.text}: {c.describe()}" for c in best]}
-    row |= {"cpu_s": round(time.process_time() - began, 1), "simulations": search.simulated}
+    best = search.correct(search.evaluate([Candidate(replace(contract, **change.values) if change else contract)]))
+    named, cpu_s = [f"{c.text}: {c.describe()}" for c in best[:REPORTED]], round(time.process_time() - began, 1)
+    row = {"planted": change and change.part, "error": error, "named": named, "cpu_s": cpu_s}
     ok = [each.part for each in best[0].changes] == ([change.part] if change else [])
-    return {**row, "ok": ok, "restored": best[0].contract == contract}
+    return {**row, "simulations": search.simulated, "ok": ok, "restored": best[0].contract == contract}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gpusim_rl.errors import ConfigError, first_line
-from gpusim_rl.export.policy import onnx_function
+from gpusim_rl.export.policy import onnx_session
 from gpusim_rl.files.safe_open import read_bytes
 
 BYTES = 64 << 20  # size of the file, and of its `.data`
@@ -66,8 +66,8 @@ def sizes_of(model: ModelProto) -> tuple[int, int]:
 
 def load(model: ModelProto) -> Callable[[np.ndarray], np.ndarray]:
     """Return the model's first output as a function of its input, [batch, inputs], run on one thread."""
-    run, name = onnx_function(model.SerializeToString(), ["CPUExecutionProvider"]), model.graph.input[0].name
-    return lambda obs: np.asarray(run({name: obs})[0])
+    session = onnx_session(model.SerializeToString(), ["CPUExecutionProvider"])
+    return lambda obs: np.asarray(session.run(None, {model.graph.input[0].name: obs})[0])
 
 
 def _check_operators(model: ModelProto, path: Path) -> None:

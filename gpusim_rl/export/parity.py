@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import torch
 
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.model import ExportedPolicy
-from gpusim_rl.export.policy import plain_function
+from gpusim_rl.export.policy import onnx_session, plain_function
 from gpusim_rl.learn.algorithm import Policy
 
 OBSERVATIONS = 10_000
@@ -53,10 +52,7 @@ class Parity:
 
 def onnx_function(file: Path) -> Function:
     """Load an ONNX file as a function that runs on one thread."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = onnx_session(file.read_bytes(), ["CPUExecutionProvider"])
     names = [node.name for node in session.get_inputs()]
     return lambda *inputs: tuple(map(np.asarray, session.run(None, dict(zip(names, inputs, strict=True)))))
 

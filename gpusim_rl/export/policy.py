@@ -132,20 +132,20 @@ def load_network(
 ) -> Callable[[dict[str, Any]], Any]:
     """Build a function from the network's file: with onnxruntime if it is installed, and not `plain`."""
     if onnxruntime is not None and not plain:
-        return onnx_function(content(folder, files["onnx"]), providers)
+        session = onnx_session(content(folder, files["onnx"]), providers)
+        return lambda inputs: session.run(None, inputs)
     if "numpy" in files:
         return plain_function(content(folder, files["numpy"]))
     raise SystemExit("this network needs onnxruntime: pip install onnxruntime")
 
 
-def onnx_function(onnx: bytes, providers: Sequence[str] | None = None) -> Callable[[dict[str, Any]], Any]:
-    """Build a function from the content of an ONNX file; errors are raised, not logged."""
+def onnx_session(onnx: bytes, providers: Sequence[str] | None = None) -> Any:
+    """Return onnxruntime's session of an ONNX file's content, on one thread; errors are raised, not logged."""
     assert onnxruntime is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # faster for small networks
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(onnx, options, providers=providers)
-    return lambda inputs: session.run(None, inputs)
+    return onnxruntime.InferenceSession(onnx, options, providers=providers)
 
 
 def plain_function(npz: bytes) -> Callable[[dict[str, Any]], list[Any]]:
