@@ -73,7 +73,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("run/console", "run/logger", "run/writers", "run/metrics"),
         *("run/log_interval", "run/reporter", "run/system"),
     ),
-    "randomisation": (1_190, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
+    "randomisation": (1_221, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
     "export": (1_276, "export/*"),
     "measurable terms": (60, "testing/measurable"),
     "stress": (877, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
@@ -93,7 +93,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_583,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 4_169, "tests": 52_485, "benchmarks": 8_570}
+FOLDERS = {"tasks": 5_050, "tools": 4_169, "tests": 52_507, "benchmarks": 8_570}
 
 
 def lines_of(*paths: Path) -> int:

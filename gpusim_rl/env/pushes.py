@@ -11,13 +11,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gpusim_rl.env.draws import LEAST_TO_MOST, Names, Ramp
-from gpusim_rl.env.math import quat_rotate_inverse
+from gpusim_rl.env.math import quat_rotate, quat_rotate_inverse
 from gpusim_rl.env.random import EnvRandom
 from gpusim_rl.env.stateful import Stateful
 from gpusim_rl.errors import ConfigError
-from gpusim_rl.settings.schema import Bounds, Positive
+from gpusim_rl.settings.schema import Bounds, Positive, Rule
 from gpusim_rl.sim import Articulation, Sim
 from gpusim_rl.sim.masks import write_where
+
+Sides = Annotated[tuple[float, ...], Rule("numbers >= 0, not all 0", lambda it: it and min(it) >= 0 < max(it))]
+"""Relative frequencies of pushes forward and in evenly spaced directions counter-clockwise, in the heading frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +32,33 @@ class Pushes(Ramp):
     force: Annotated[tuple[float, float], LEAST_TO_MOST] | None = None  # on each body, in any direction [N]
     duration_s: Positive | None = None  # duration of a force [s]; null = one control step
     bodies: Names | None = None  # bodies that forces act on; null = the root
+    sides: Sides | None = None  # of velocity changes; null = any direction
 
     def __post_init__(self) -> None:
         if (self.velocity is None) == (self.force is None):
             raise ConfigError("expected exactly one of velocity: [min, max] and force: [min, max]")
         if self.velocity is not None and (self.bodies is not None or self.duration_s is not None):
             raise ConfigError("bodies and duration_s require force: velocity pushes act on the root instantly")
+        if self.velocity is None and self.sides is not None:
+            raise ConfigError("sides requires velocity: forces act in any direction")
+
+
+class Directions:
+    """Random horizontal directions around a robot, with frequencies `sides`."""
+
+    def __init__(self, sides: Sides, robot: Articulation, device: torch.device) -> None:
+        self._robot, self._width = robot, 2.0 * math.pi / len(sides)
+        shares = torch.tensor([0.0, *sides], device=device, dtype=torch.float64)
+        self._ends = (shares.cumsum(dim=0) / shares.sum()).float()
+        self._ahead = torch.tensor([[1.0, 0.0, 0.0]], device=device)
+
+    def draw(self, unit: Float[Tensor, " envs"]) -> Float[Tensor, " envs"]:
+        """Return angles in the world [rad] for uniform numbers in [0, 1); side i is centred on i / sides of a turn."""
+        # A side of frequency 0 has no numbers: of equal ends, `right=True` takes the last.
+        side = torch.searchsorted(self._ends, unit.contiguous(), right=True).sub_(1).clamp_(max=len(self._ends) - 2)
+        first, last = self._ends[side], self._ends[side + 1]
+        ahead = quat_rotate(self._robot.root_quat, self._ahead)
+        return (side - 0.5 + (unit - first) / (last - first)) * self._width + torch.atan2(ahead[:, 1], ahead[:, 0])
 
 
 class PushTimer(Stateful):
@@ -60,8 +84,9 @@ class PushConfig:
     """Settings of a task's pushes, `task.push`: changes to the root's velocity, world frame."""
 
     interval: Annotated[tuple[float, float], LEAST_TO_MOST]  # time between two pushes [s]
-    lin_vel: Bounds  # maximum along x, y and z [m/s]
+    lin_vel: Bounds  # maximum along x, y and z [m/s]; with `sides`, x is that of the horizontal change
     ang_vel: Bounds  # maximum about x, y and z [rad/s]
+    sides: Sides | None = None  # of horizontal changes; null = any direction
 
 
 class RootPushes(PushTimer):
@@ -73,6 +98,9 @@ class RootPushes(PushTimer):
         super().__init__(torch.zeros(num, device=device))  # s
         self._robot, self._dt = robot, dt
         bounds = [*([-most, most] for most in (*cfg.lin_vel, *cfg.ang_vel)), [*cfg.interval]]
+        self._directions = None if cfg.sides is None else Directions(cfg.sides, robot, device)
+        if cfg.sides is not None:
+            bounds[:2] = [0.0, 1.0], [0.0, cfg.lin_vel[0]]  # number that `Directions` turns into an angle, and size
         self.bounds = torch.tensor(bounds, device=device).T.contiguous()  # of velocity changes and the next interval
 
     def advance(self, unit: Float[Tensor, "envs 7"]) -> None:
@@ -89,6 +117,10 @@ class RootPushes(PushTimer):
         """Push the envs that are due; drawn: numbers within `bounds`; axes: of the root in the world, one per row."""
         lin_vel, ang_vel, interval = drawn.split([3, 3, 1], dim=1)
         robot, due = self._robot, self.restart(interval[:, 0])
+        if self._directions is not None:
+            unit, size, up = lin_vel.unbind(dim=1)
+            angle = self._directions.draw(unit)
+            lin_vel = torch.stack([size * angle.cos(), size * angle.sin(), up], dim=1)
         turned = quat_rotate_inverse(robot.root_quat, ang_vel) if axes is None else (axes @ ang_vel[..., None])[..., 0]
         local = robot.root_ang_vel_local + turned
         robot.set_state(due, root_lin_vel=robot.root_lin_vel + lin_vel, root_ang_vel_local=local)
@@ -106,6 +138,7 @@ class Pusher(PushTimer):
         if spec.velocity is not None:
             if not self.robot.free_root:
                 raise ConfigError(f"cannot push {actor!r} by velocity: its base is fixed", hint="Try force")
+            self._directions = None if spec.sides is None else Directions(spec.sides, self.robot, sim.device)
             return
         names = spec.bodies or self.robot.body_names[:1]
         self.bodies = self.robot.bodies(names)
@@ -129,6 +162,8 @@ class Pusher(PushTimer):
         strength = self.spec.strength(steps)
         if self.spec.velocity is not None:
             angle = random.uniform(-math.pi, math.pi)
+            if self._directions is not None:
+                angle = self._directions.draw(0.5 + angle / (2.0 * math.pi))
             speed = random.uniform(*self.spec.velocity) * strength
             push = torch.stack([speed * angle.cos(), speed * angle.sin(), torch.zeros_like(speed)], dim=1)
             self.robot.set_state(due, root_lin_vel=self.robot.root_lin_vel + push)

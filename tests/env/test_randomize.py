@@ -407,6 +407,14 @@ def test_pushes_change_horizontal_velocity_at_random_times():
         assert gaps.min() >= 5 and gaps.max() <= 15 and moments[0] < 15
 
 
+def test_velocity_pushes_come_from_the_configured_sides():
+    _, change = push_velocities({"interval_s": [0.1, 0.3], "velocity": [0.5, 1.0], "sides": [1, 0, 0, 0]})
+    push = change.norm(dim=-1) > 0.4
+    angles = torch.atan2(change[push][:, 1], change[push][:, 0])  # the crate does not turn
+    assert angles.abs().max() < math.pi / 4 + 0.05
+    assert angles.min() < -0.5 and angles.max() > 0.5
+
+
 def test_force_pushes_last_their_duration_and_keep_task_forces():
     spec = {"interval_s": [0.4, 0.4], "force": [3.0, 3.0], "duration_s": 0.1, "bodies": ["crate"]}
     env, change = push_velocities(spec, num_envs=40)
@@ -732,9 +740,10 @@ def test_invalid_randomization_is_rejected_in_one_line(params, words):
     [
         ({"velocity": [0, 1]}, r".*base is fixed.* Try force"),
         ({"force": [0, 1], "bodies": ["rail"]}, r".*'rail' of.*fixed"),
+        ({"force": [0, 1], "sides": [1]}, "sides requires velocity"),
     ],
 )
-def test_pushes_of_fixed_bodies_are_rejected(pushes, words):
+def test_pushes_that_do_not_fit_are_rejected(pushes, words):
     params = {"actor_params": {"cartpole": {"pushes": {"interval_s": [1, 2], **pushes}}}}
     with pytest.raises(ConfigError, match=rf"cartpole\.pushes: {words}"):
         class_env("Cartpole", 1, randomize=True, randomization_params=params)

@@ -161,6 +161,20 @@ def test_pushes_follow_configured_interval_and_strength():
     assert (pushed >= 1).all() and (pushed <= 2).all()
 
 
+def test_pushes_come_from_the_configured_sides_of_the_robot():
+    env = make_env(push={"lin_vel": [0.8, 0.0, 0.0], "ang_vel": [0.0, 0.0, 0.0], "sides": [0, 3, 1]})
+    task = env.task
+    task.body.set_state(everywhere(env), root_quat=quat_from_axis_angle(Z.expand(NUM, 3), torch.full((NUM,), 2.0)))
+    env.sim.refresh()
+    task.pushes.wait.zero_()
+    task.pushes.advance(task.random.uniform(0.0, 1.0, 7))
+    change = env.sim.qvel[:, :2]
+    turns = (torch.atan2(change[:, 1], change[:, 0]) - 2.0).remainder(2.0 * math.pi) / (2.0 * math.pi)
+    assert (change.norm(dim=1) <= 0.8 + 1e-5).all()
+    assert ((turns > 1 / 6 - 1e-3) & (turns < 5 / 6 + 1e-3)).all()  # not in the third around forward
+    assert 0.5 < (turns < 0.5).float().mean() < 0.95  # a share of 3 / 4
+
+
 def test_fall_ends_episode_and_counts_per_minute():
     env = make_env(num_envs=3)
     task = env.task
@@ -505,6 +519,7 @@ def test_custom_reward_needs_term_and_weight(tmp_path, monkeypatch):
         ({"command": {"x": [1.0, 0.0]}}, r"command\.x.*got \[1\.0, 0\.0\]"),
         ({"push": {"interval": [3.0, 1.0]}}, r"push\.interval.*got \[3\.0, 1\.0\]"),
         ({"push": {"ang_vel": [0.5, 0.5, -1.0]}}, r"push\.ang_vel.*got"),
+        ({"push": {"sides": [0.0, 0.0]}}, r"push\.sides.*got"),
         ({"start_height": [0.1]}, r"start_height.*got \[0\.1\]"),
     ],
 )
