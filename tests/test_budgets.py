@@ -93,7 +93,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_583,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 4_169, "tests": 52_507, "benchmarks": 8_570}
+FOLDERS = {"tasks": 5_050, "tools": 4_172, "tests": 52_510, "benchmarks": 8_570}
 
 
 def lines_of(*paths: Path) -> int:
@@ -125,7 +125,7 @@ def test_folder_stays_within_its_line_budget(folder, most):
 def test_commands_on_exports_of_any_origin_stay_short():
     tools = [ROOT / "tools" / f"{name}.py" for name in ("stress", "share", "adopt")]
     files = [PACKAGE / "testing" / "measurable.py", *(PACKAGE / "deployed").glob("*.py")]
-    assert lines_of(*files, *tools) <= 2_557
+    assert lines_of(*files, *tools) <= 2_560
 
 
 def test_benchmarks_folder_has_only_bench_and_readme():

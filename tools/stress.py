@@ -69,7 +69,9 @@ def tables(results: Mapping[str, Any]) -> list[str]:
     for row in (gate.weakest(searches, "push"), *(row for row in searches if row["kind"] != "push")):
         others = [_baseline(baselines[name]) if row["kind"] == "push" else "" for name in NAMES]
         lines.append([row["label"].partition(" from ")[0], gate.size_text(row), row["unit"], row["way"], *others])
-    around = " ".join(gate.size_text(row) for row in searches if row["kind"] == "push")
+    around = [row for row in searches if row["kind"] == "push"]
+    sizes = [row["smallest"] or row["largest"] for row in around]
+    shares = ",".join(f"{(min(sizes) / size) ** 2:.2g}" for size in sizes)  # frequent where small pushes are enough
     rates = [["falls in", "episodes", "falls", "95 % interval"]]
     total, *others = results["rates"]
     fell = [row for row in others if row["falls"] and row["name"] not in gate.RATES]
@@ -80,7 +82,8 @@ def tables(results: Mapping[str, Any]) -> list[str]:
         rates.append([name, str(row["episodes"]), f"{row['falls'] / row['episodes']:.1%}", f"{low:.1%} to {high:.1%}"])
     return [
         *table_lines(lines, right=["falls at", *NAMES.values()], width=None),
-        f"smallest push from behind, and each 45 degrees counter-clockwise: {around}",
+        f"smallest push from behind, and each 45 degrees counter-clockwise: {' '.join(map(gate.size_text, around))}",
+        f"train where it falls: task.push.sides=[{shares}]",
         "",
         *table_lines(rates, right=rates[0][1:], width=None),
     ]
