@@ -2,7 +2,7 @@
 
 gpusim-rl play Ant                                       the latest Ant run, even while it trains
 gpusim-rl play Ant --viewer web --port 8090              in a browser, with controls
-gpusim-rl play Ant --viewer none                         without a window: print the mean reward
+gpusim-rl play runs/Go1Velocity/latest/export            an export folder, in plain MuJoCo
 gpusim-rl play --replay runs/Ant/latest/diverged.pt      how the first env diverged
 """
 
@@ -24,11 +24,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.deployed.exported import is_export, open_shown
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
 from gpusim_rl.files.paths import find_checkpoint
 from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
-from gpusim_rl.view.arguments import open_player
 
 if TYPE_CHECKING:
     import mujoco
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None, name: str = "play") -> int:
 
 def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
     parser = Parser(name, __doc__)
-    parser.option("run", nargs="?")
+    parser.option("run", "or an export folder", nargs="?")
     parser.option("--replay", "diverged.pt or skipped.pt of a run, instead of RUN", "Arguments", type=Path)
     words = "a window (native), a browser (web), or only the mean reward (none)"
     viewers = ["auto", "native", "web", "none"]
@@ -73,7 +73,7 @@ def parse(argv: list[str] | None, name: str = "play") -> argparse.Namespace:
 
 def play(args: argparse.Namespace) -> None:
     """Show the run in a window or a browser, or step it without a viewer."""
-    if args.viewer != "none" and args.run is not None and args.policy == "trained":
+    if args.viewer != "none" and args.run is not None and args.policy == "trained" and not is_export(args.run):
         find_checkpoint(args.run)  # report a missing run first
     if args.viewer == "native" and not has_display():
         others = "none" if args.run is None else "web or none, or gpusim-rl record for a video"
@@ -86,7 +86,7 @@ def play(args: argparse.Namespace) -> None:
             import_extra(name, "view", "a viewer in the browser")
     num_envs = args.num_envs or {"none": HEADLESS_ENVS, "web": WEB_ENVS}.get(args.viewer, 1)
     render_mode = "human" if args.viewer == "native" else None
-    with closing(open_player(args, num_envs=num_envs, render_mode=render_mode)) as player:
+    with closing(open_shown(args, num_envs=num_envs, render_mode=render_mode)) as player:
         if player.checkpoint is not None:
             say(f"{player.checkpoint}, iteration {player.iteration}")
         if args.viewer == "none":

@@ -19,10 +19,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpusim_rl.deployed.exported import open_shown
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
 from gpusim_rl.files.safe_open import free_name, writing
 from gpusim_rl.options import Parser
-from gpusim_rl.view.arguments import check_out, check_video, open_player
+from gpusim_rl.view.arguments import check_out, check_video
 
 if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
@@ -36,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("record", __doc__)
-    parser.options("run", "--policy")
+    parser.option("run", "or an export folder")
+    parser.option("--policy")
     parser.option("--num-envs", note="9; 1 with --html")
     parser.option("--steps", default=300)
     parser.option("--sim", note="mujoco; newton for a run trained on it")
@@ -61,7 +63,7 @@ def record(args: argparse.Namespace) -> Path:
     if not as_page:
         check_video(args.out or Path("default.mp4"), (args.width, args.height))
     args.num_envs = args.num_envs or (1 if as_page else 9)
-    with closing(open_player(args, render_mode="rgb_array")) as player:
+    with closing(open_shown(args, render_mode="rgb_array")) as player:
         from gpusim_rl.view.web_scene import html_replay
 
         suffix = ".html" if as_page else ".mp4"

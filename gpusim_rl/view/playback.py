@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mujoco
 import torch
@@ -99,18 +100,15 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
 
 def open_playback(clip: Clip, robot: str, *, name: str = "clip", config_dir: str | None = None) -> Player:
     """Return a player that loops a clip on a robot (see `scene_by_name`); raise ConfigError if they do not fit."""
-    cfg = ClipPlaybackConfig(
-        physics_hz=clip.fps,
-        control_hz=clip.fps,
-        episode_length=len(clip.joint_pos),
-        clip_actions=1.0,
-        clip_observations=None,
-        randomize_episode_start=False,
-        clip=clip,
-        robot=robot,
-        config_dir=config_dir,
-    )
+    own = {"clip": clip, "robot": robot, "config_dir": config_dir}
+    return open_replayed(ClipPlayback, name, clip.fps, len(clip.joint_pos), **own)
+
+
+def open_replayed(task: type[Task[Any]], name: str, hz: float, steps: int, num_envs: int = 1, **own: Any) -> Player:
+    """Return a player of a task that writes states itself, `hz` times per second; `own`: its own settings."""
+    common = {"physics_hz": hz, "control_hz": hz, "episode_length": steps, "clip_actions": 1.0}
+    cfg = task.Config(**common, clip_observations=None, randomize_episode_start=False, **own)
     choice, sim = choose_sim("mujoco", torch.device("cpu")), load_spec(compose(["sim=mujoco"]), []).cfg.sim
-    env = VecEnv.make(ClipPlayback, cfg, num_envs=1, choice=choice, sim=sim, seed=0)
+    env = VecEnv.make(task, cfg, num_envs=num_envs, choice=choice, sim=sim, seed=0)
     env.name = name
     return Player(env, seed=0)

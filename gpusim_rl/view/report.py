@@ -81,14 +81,14 @@ def group_runs(runs: Sequence[SavedCurves]) -> list[list[Group]]:
     return list(by_task.values())
 
 
-def page(groups: Sequence[Sequence[Group]], config_dir: str | None = None) -> str:
-    """Render the self-contained page; `config_dir` is the user's folder with more tasks (`-cd`)."""
+def page(groups: Sequence[Sequence[Group]], config_dir: str | None = None, exports: Sequence[Any] = ()) -> str:
+    """Render the self-contained page; `config_dir` has the user's tasks (`-cd`), `exports` is for export.html."""
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     sections, written = [_task(task, config_dir) for task in groups], time.strftime("%Y-%m-%d %H:%M")
-    names = ", ".join(dict.fromkeys(section["name"] for section in sections))
+    names = ", ".join(dict.fromkeys(section["name"] for section in (*sections, *exports)))
     template = environment.get_template("report.html")
-    return template.render(names=names, tasks=sections, written=written, version=__version__)
+    return template.render(names=names, tasks=sections, exports=exports, written=written, version=__version__)
 
 
 def last(run: SavedCurves, key: str) -> float | None:

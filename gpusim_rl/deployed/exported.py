@@ -1,0 +1,33 @@
+"""Runs and export folders behind one interface. Imports torch only to open a player."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpusim_rl.errors import ConfigError
+from gpusim_rl.machine.hardware import import_torch
+from gpusim_rl.view.arguments import open_player
+
+if TYPE_CHECKING:
+    from gpusim_rl.view.player import Player
+
+
+def is_export(name: str) -> bool:
+    """Return whether a path is a folder written by `export` or `adopt`."""
+    return os.path.isfile(os.path.join(name, "policy.json"))  # False for a name that is too long
+
+
+def open_shown(args: argparse.Namespace, **options: Any) -> Player:
+    """Open a run (see `open_player`), or the untrusted export folder `args.run`, as a player."""
+    if not is_export(args.run):
+        return open_player(args, **options)
+    for key in (f"--sim {args.sim}" * (args.sim is not None), "--policy random" * (args.policy == "random")):
+        if key:
+            raise ConfigError("has no effect on an export folder, which plain MuJoCo steps", key=key)
+    import_torch()
+    from gpusim_rl.deployed.exported_task import open_export
+
+    return open_export(Path(args.run), options.get("num_envs", args.num_envs), args.policy)
