@@ -61,6 +61,7 @@ class BallBalance(Task[BallBalanceConfig]):
         "tray_force": "N",
         "hip_torque": "N m",
     }
+    sources: ClassVar = dict.fromkeys(("ball_pos", "ball_vel"), "simulator ball")
 
     @classmethod
     def scene(cls, cfg: BallBalanceConfig) -> Scene:

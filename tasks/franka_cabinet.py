@@ -75,6 +75,7 @@ class FrankaCabinet(Task[FrankaCabinetConfig]):
         "drawer_pos": "m",
         "drawer_vel": "m/s",
     }
+    sources: ClassVar = dict.fromkeys(("to_handle", "drawer_pos", "drawer_vel"), "simulator drawer")
 
     @classmethod
     def scene(cls, cfg: FrankaCabinetConfig) -> Scene:

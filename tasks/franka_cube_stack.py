@@ -80,6 +80,7 @@ class FrankaCubeStack(Task[FrankaCubeStackConfig]):
         **dict.fromkeys(["cube_pos", "to_cube_b", "hand_pos", "joint_pos"], "m"),
         **dict.fromkeys(["cube_quat", "hand_quat"], "-"),
     }
+    sources: ClassVar = dict.fromkeys(("cube_quat", "cube_pos", "to_cube_b"), "simulator cubes")
 
     @classmethod
     def scene(cls, cfg: FrankaCubeStackConfig) -> Scene:

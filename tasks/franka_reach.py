@@ -68,6 +68,7 @@ class FrankaReach(Task[FrankaReachConfig]):
 
     Config = FrankaReachConfig
     units: ClassVar = {"joint_pos": "rad", "joint_vel": "rad/s", "target": "m", "actions": "-"}
+    sources: ClassVar = {"target": "command x y z", "actions": "last action"}
 
     @classmethod
     def scene(cls, cfg: FrankaReachConfig) -> Scene:

@@ -88,6 +88,12 @@ class HumanoidAMP(Task[HumanoidAMPConfig]):
         "joint_vel": "rad/s",
         "ends": "m",
     }
+    sources: ClassVar = {
+        "height": "simulator height",
+        "lin_vel": "simulator velocity",
+        "joint_pos": "joint positions",
+        "joint_vel": "joint velocities",
+    }
 
     @classmethod
     def scene(cls, cfg: HumanoidAMPConfig) -> Scene:

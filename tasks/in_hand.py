@@ -85,6 +85,13 @@ class InHand(Task[InHandConfig]):
         "tip_force": "N, N m",
         "actions": "-",
     }
+    sources: ClassVar = {
+        **dict.fromkeys(
+            ("cube_pos", "cube_quat", "cube_lin_vel", "cube_ang_vel", "goal_pos", "to_goal"), "simulator cube"
+        ),
+        "joint_vel": "joint velocities",
+        "actions": "last action",
+    }
     HAND: ClassVar[str]  # MJCF in tasks/assets
     CUBE_START: ClassVar[tuple[float, float, float]]  # initial cube position, in the air above the hand [m]
     GOAL: ClassVar[tuple[float, float, float]]  # goal position of the cube [m]

@@ -58,6 +58,14 @@ class Locomotion(Task[Cfg]):
         "foot_wrench": "N, N m",
         "actions": "-",
     }
+    sources: ClassVar = {
+        "height": "simulator height",
+        "lin_vel": "base velocity",
+        "ang_vel": "base angular velocity",
+        **dict.fromkeys(("angles", "directions"), "simulator target"),
+        "joint_vel": "joint velocities",
+        "actions": "last action",
+    }
     # Arguments of `Scene`. With the Euler integrator a policy can learn to spin through the air on energy from
     # integration errors; limiting the angular velocity prevents this.
     PHYSICS: ClassVar[Mapping[str, Any]]

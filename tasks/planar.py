@@ -39,6 +39,7 @@ class Planar(Task[Cfg]):
     INTEGRATOR: ClassVar[Literal["euler", "rk4"]] = "rk4"
     GROUND: ClassVar[dict[str, Any]]  # arguments of `add_ground`
     units: ClassVar = {"height": "m", "angle": "rad", "joint_pos": "rad", "lin_vel": "m/s", "ang_vel": "rad/s"}
+    sources: ClassVar = {"height": "simulator height", "lin_vel": "simulator velocity"}
 
     @classmethod
     def scene(cls, cfg: Cfg) -> Scene:

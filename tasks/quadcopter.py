@@ -34,6 +34,7 @@ class Flight(Task[Cfg]):
     """Robot that flies to a target and hovers there, upright and without spinning."""
 
     UPRIGHT: ClassVar[float]  # weight of the term `upright`
+    sources: ClassVar = {"to_target": "simulator position", "lin_vel": "simulator velocity"}
     robot: Articulation
 
     @abstractmethod
@@ -107,6 +108,7 @@ class Quadcopter(Flight[QuadcopterConfig]):
     Config = QuadcopterConfig
     UPRIGHT = 1.0
     units: ClassVar = {"to_target": "3 m", "quat": "-", "lin_vel": "2 m/s", "ang_vel": "pi rad/s", "rotor_pos": "rad"}
+    sources: ClassVar = {**Flight.sources, "rotor_pos": "joint positions"}
 
     @classmethod
     def scene(cls, cfg: QuadcopterConfig) -> Scene:

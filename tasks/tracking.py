@@ -221,6 +221,13 @@ class TrackingTask(Legged[TrackingConfig]):
         "body_pos": "m",
         "body_axes": "-",
     }
+    sources: ClassVar = {
+        **Legged.sources,
+        "ref_joint_pos": "clip joint positions",
+        "ref_joint_vel": "clip joint velocities",
+        "anchor_pos": "simulator position",
+        "anchor_axes": "clip orientation",
+    }
 
     @classmethod
     def _rows(cls, joints: int) -> tuple[Rows, Rows]:

@@ -122,6 +122,7 @@ class Trifinger(Task[TrifingerConfig]):
         "joint_effort": "N m",
         "tip_wrench": "N, N m",
     }
+    sources: ClassVar = {**dict.fromkeys(("cube_pos", "cube_quat"), "simulator cube"), "actions": "last action"}
 
     @classmethod
     def scene(cls, cfg: TrifingerConfig) -> Scene:

@@ -6,10 +6,14 @@ from typing import Any
 
 import mujoco
 import pytest
+import torch
 
 from gpusim_rl import make_env
 from gpusim_rl.env import VecEnv
+from gpusim_rl.env.command import steerable
+from gpusim_rl.env.math import quat_rotate_inverse
 from gpusim_rl.errors import TaskError
+from gpusim_rl.export.card import joint_rows
 from gpusim_rl.testing.measurable import _origin, advice, simulator_only
 
 
@@ -28,11 +32,48 @@ def started(task: str, **settings: Any) -> VecEnv:
         ("Go1Velocity", {"task.observations.lin_vel.used": False}, {}),
         ("Anymal", {}, {"lin_vel": "base velocity"}),
         ("Cartpole", {}, {}),
-        ("Ant", {}, {}),  # declares no sources
+        ("Ant", {}, {"height": "height", "lin_vel": "base velocity", "angles": "target", "directions": "target"}),
+        ("G1Tracking", {}, {"lin_vel": "velocimeter", "anchor_pos": "position"}),
+        ("FrankaReach", {}, {}),
+        ("FrankaCabinet", {}, dict.fromkeys(("to_handle", "drawer_pos", "drawer_vel"), "drawer")),
+        ("FrankaCubeStack", {}, dict.fromkeys(("cube_quat", "cube_pos", "to_cube_b"), "cubes")),
+        ("Quadcopter", {}, {"to_target": "position", "lin_vel": "velocity"}),
+        ("BallBalance", {}, {"ball_pos": "ball", "ball_vel": "ball"}),
+        ("Hopper", {}, {"height": "height", "lin_vel": "velocity"}),
     ],
 )
 def test_terms_that_only_a_simulator_provides(task, settings, expected):
     assert simulator_only(started(task, **settings)) == expected
+
+
+@pytest.mark.parametrize(
+    "task", ["Ant", "Humanoid", "HumanoidAMP", "AllegroHand", "Quadcopter", "FrankaReach", "Go1Tracking", "Trifinger"]
+)
+def test_declared_sources_have_the_values_of_their_terms(task):
+    env = started(task)
+    for _ in range(3):
+        env.step(torch.full_like(env.task.actions, 0.1))
+    joints = joint_rows(env.sim.scene.model)
+    base, free = env.sim.scene.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE, {}
+    if base.any():
+        first, pose = int(env.sim.scene.model.jnt_dofadr[base][0]), int(env.sim.scene.model.jnt_qposadr[base][0])
+        linear, angular = env.sim.qvel[:, first : first + 6].split(3, dim=1)
+        quat = env.sim.qpos[:, pose + 3 : pose + 7]
+        free = {"base velocity": quat_rotate_inverse(quat, linear), "base angular velocity": angular}
+    command = steerable(env.task)
+    readings = {
+        "joint positions": env.sim.qpos[:, [joint["qpos"] for joint in joints]],
+        "joint velocities": env.sim.qvel[:, [joint["qvel"] for joint in joints]],
+        "last action": env.task.actions,
+        "command x y z": None if command is None else command.value,
+        **free,
+    }
+    terms, checked = env.task.observe()["policy"], 0
+    for name in terms:
+        if (expected := readings.get(env.task.sources.get(name, "task"))) is not None:
+            assert torch.allclose(terms[name], expected, atol=1e-5), name
+            checked += 1
+    assert checked > 0
 
 
 @pytest.mark.parametrize(
