@@ -212,7 +212,7 @@ def play(args: argparse.Namespace) -> None:
     """Play a clip in a browser, or write it as a video or an HTML page."""
     from gpusim_rl.env.robot_clip import robot_of
     from gpusim_rl.view.playback import open_playback
-    from gpusim_rl.view.video import drawing, frame_rate, video_writer
+    from gpusim_rl.view.video import write_video
     from gpusim_rl.view.web import LOCALHOST, view_in_browser
     from gpusim_rl.view.web_scene import html_replay
 
@@ -239,13 +239,7 @@ def play(args: argparse.Namespace) -> None:
             with writing(args.out) as file:
                 file.write(page.encode())
         else:
-            with drawing(player, size, args.renderer) as (picture, hz):
-                every, fps = frame_rate(hz)
-                with video_writer(args.out, size, fps, "clip play --out") as write_frame:
-                    for step in range(steps):
-                        if step % every == 0:
-                            write_frame(picture())
-                        player.step()
+            write_video(player, args.out, size, range(steps), "clip play --out", args.renderer)
     say(str(args.out))
 
 

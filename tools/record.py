@@ -17,16 +17,12 @@ import argparse
 import shlex
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpusim_rl.deployed.exported import open_shown
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
 from gpusim_rl.files.safe_open import free_name, writing
 from gpusim_rl.options import Parser
 from gpusim_rl.view.arguments import check_out, check_video
-
-if TYPE_CHECKING:
-    from gpusim_rl.view.player import Player
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,6 +60,7 @@ def record(args: argparse.Namespace) -> Path:
         check_video(args.out or Path("default.mp4"), (args.width, args.height))
     args.num_envs = args.num_envs or (1 if as_page else 9)
     with closing(open_shown(args, render_mode="rgb_array")) as player:
+        from gpusim_rl.view.video import write_video
         from gpusim_rl.view.web_scene import html_replay
 
         suffix = ".html" if as_page else ".mp4"
@@ -77,26 +74,10 @@ def record(args: argparse.Namespace) -> Path:
             with writing(path) as file:
                 file.write(page.encode())
         else:
-            write_video(player, path, args)
+            size = (args.width, args.height)
+            write_video(player, path, size, progress(args.steps), "record", args.renderer, caption=args.caption)
     say(str(path))
     return path
-
-
-def write_video(player: Player, path: Path, args: argparse.Namespace) -> None:
-    """Play the run and write a video, with captions if requested."""
-    from gpusim_rl.view.renderer import Grid
-    from gpusim_rl.view.video import Caption, caption_words, command_captions, drawing, frame_rate, video_writer
-
-    env, size = player.env, (args.width, args.height)
-    caption = Caption(Grid.of(env.num_envs, *size), caption_words(player)) if args.caption else None
-    with drawing(player, size, args.renderer) as (draw, control_hz):
-        every, fps = frame_rate(control_hz)
-        with video_writer(path, size, fps, "record") as write:
-            for step in progress(args.steps):
-                if step % every == 0:
-                    picture = draw()
-                    write(picture if caption is None else caption.write(picture, command_captions(env)))
-                player.step()
 
 
 def progress(steps: int):  # noqa: ANN201 (rich's own type)

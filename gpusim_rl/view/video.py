@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from fractions import Fraction
 from functools import partial
@@ -88,6 +88,27 @@ def drawing(
         sim = env.sim
         with closing(make_renderer(sim.scene, sim.poses.cpu().numpy(), *size, renderer)) as drawn:
             yield lambda: drawn.render(sim.poses.cpu().numpy()), hz
+
+
+def write_video(
+    player: Player,
+    path: Path,
+    size: tuple[int, int],
+    steps: Iterable[int],
+    needed_by: str,
+    renderer: str = "auto",
+    caption: bool = False,
+) -> None:
+    """Render control steps to an mp4 of this size [pixels], with captions if requested."""
+    words = Caption(Grid.of(player.env.num_envs, *size), caption_words(player)) if caption else None
+    with drawing(player, size, renderer) as (draw, control_hz):
+        every, fps = frame_rate(control_hz)
+        with video_writer(path, size, fps, needed_by) as write:
+            for step in steps:
+                if step % every == 0:
+                    picture = draw()
+                    write(picture if words is None else words.write(picture, command_captions(player.env)))
+                player.step()
 
 
 def seen(player: Player) -> list[np.ndarray]:
