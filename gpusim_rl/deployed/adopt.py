@@ -24,7 +24,7 @@ from gpusim_rl.export.card import FORMAT, actuator_rows, joint_rows
 from gpusim_rl.export.files import NUMPY, ONNX, RUNTIME, replacing_files
 from gpusim_rl.export.joint_order import ORDERS
 from gpusim_rl.export.model import write_numpy
-from gpusim_rl.export.scene_file import SCENE, needs, write_scene
+from gpusim_rl.export.scene_file import SCENE, needs, write_licence, write_scene
 from gpusim_rl.sim import Scene
 
 ROBOTS = ("g1", "t1", "go1", "go2")
@@ -161,8 +161,9 @@ def write_folder(
         (temporary / ONNX).write_bytes(wrapped.SerializeToString())
         shutil.copy(Path(policy.__file__), temporary / RUNTIME)
         numpy = {"numpy": NUMPY} if _writes_numpy(temporary, inputs.size) else {}
-        model = write_scene(body.scene(contract, [*inputs.sources]).spec.copy(), temporary)
-        given = contract.to_mapping()
+        scene, given = body.scene(contract, [*inputs.sources]), contract.to_mapping()
+        model = write_scene(scene.spec.copy(), temporary)
+        write_licence(scene, temporary)
         card = {
             "task": name,
             "format": FORMAT,

@@ -16,6 +16,7 @@ import numpy as np
 from gpusim_rl.deployed import browser_mujoco
 from gpusim_rl.deployed.walkers import Walkers, reading
 from gpusim_rl.errors import ConfigError, first_line, say
+from gpusim_rl.export.scene_file import LICENCE
 from gpusim_rl.files import budgets, npz_file
 from gpusim_rl.files.safe_open import load_json, read_bytes
 
@@ -45,7 +46,9 @@ def page(folder: Path, most_mb: float) -> str:
         graph, weights = network(folder / Path(card["files"]["numpy"]).name)
         scene = {name: packed(content) for name, content in scene_files(folder, card["files"]["scene"]).items()}
     Walkers(folder, 1)  # checks rates, sources, joints, actuators and the scene
-    texts = {"card": json.dumps(card), "graph": json.dumps(graph), "licence": (PAGE / "LICENSE.mujoco").read_text()}
+    licences = [file for file in (folder / LICENCE, PAGE / "LICENSE.mujoco") if file.is_file()]
+    texts = {"card": json.dumps(card), "graph": json.dumps(graph)}
+    texts["licence"] = "\n\n".join(read_bytes(file).decode(errors="replace") for file in licences)
     mujoco, parts = browser_files(), {name: packed(text.encode()) for name, text in texts.items()}
     parts["weights"] = packed(weights)
     # No tag inside the data ends its script early.

@@ -20,7 +20,7 @@ from gpusim_rl.export.controls import measure
 from gpusim_rl.export.encoded_policy import EncodedPolicy
 from gpusim_rl.export.joint_order import joint_order
 from gpusim_rl.export.model import ExportedPolicy, write_int8, write_numpy, write_onnx, write_torchscript
-from gpusim_rl.export.scene_file import SCENE, needs, write_scene
+from gpusim_rl.export.scene_file import LICENCE, SCENE, needs, write_licence, write_scene
 from gpusim_rl.files.safe_open import free_name, temporary_name
 from gpusim_rl.learn.pretrained import Pretrained
 from gpusim_rl.sim.option import solver_limits
@@ -29,7 +29,7 @@ from gpusim_rl.view.player import Player
 
 ONNX, INT8, TORCHSCRIPT = "policy.onnx", "policy.int8.onnx", "policy.ts"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
-OPTIONAL = INT8, NUMPY, "scene.mjb"  # not in every export; scene.mjb is from older versions
+OPTIONAL = INT8, NUMPY, LICENCE, "scene.mjb"  # not in every export; scene.mjb is from older versions
 NUM_ENVS = 16  # envs in which controls are measured
 SEED = 0
 
@@ -134,6 +134,7 @@ def _write(player: Player, folder: Path, int8: bool, vendor: str | None) -> dict
         spec.option.iterations, spec.option.ls_iterations = limits
         card["files"]["scene"] = SCENE
         card["scene_needs_mujoco"] = needs(write_scene(spec, folder))
+        write_licence(env.sim.scene, folder)
     (folder / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n")
     return card
 

@@ -70,7 +70,7 @@ def joint_order(vendor: str, env: Environment, control: ControlMap | None) -> Jo
     actions = [columns[a] for a in actuators]
     obs = list[int]()
     for term in terms:
-        per_joint = sources[term.name].startswith(("joint positions", "joint velocities"))
+        per_joint = sources[term.name].removeprefix("clip ").startswith(("joint positions", "joint velocities"))
         frame = order if per_joint else actions if sources[term.name] == "last action" else range(term.size)
         for _ in range(term.history):
             first = len(obs)

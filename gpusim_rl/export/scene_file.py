@@ -11,9 +11,11 @@ import numpy as np
 import torch
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.files.paths import assets_dir
+from gpusim_rl.sim import Scene
 from gpusim_rl.sim.actuators import is_dc_motor, whole_steps
 
-SCENE, ASSETS = "scene.xml", "assets"
+SCENE, ASSETS, LICENCE = "scene.xml", "assets", "LICENSE.robot"
 DIGITS, ALL_DIGITS = 6, 17
 """Digits that MuJoCo writes by default, and digits of a double."""
 DC_MOTORS, DELAYS = "3.17", "3.5"  # first MuJoCo versions with DC motors, and with delays, in MJCF
@@ -61,6 +63,13 @@ def write_scene(spec: mujoco.MjSpec, folder: Path) -> mujoco.MjModel:
         if not np.allclose(getattr(read, field), getattr(model, field), rtol=10.0 ** (3 - digits), atol=1e-12):
             raise ConfigError(f"MuJoCo {mujoco.__version__} reads back a different {field}", key=SCENE)
     return model
+
+
+def write_licence(scene: Scene, folder: Path) -> None:
+    """Write the licences of the scene's robot models that ship with the package, if any, as `LICENSE.robot`."""
+    licences = dict.fromkeys(file.with_name("LICENSE") for file in scene.files if assets_dir() in file.parents)
+    if texts := [file.read_text(encoding="utf-8") for file in licences if file.is_file()]:
+        (folder / LICENCE).write_text("\n".join(texts), encoding="utf-8")
 
 
 def needs(model: mujoco.MjModel) -> str | None:

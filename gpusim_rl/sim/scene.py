@@ -94,6 +94,7 @@ class Scene:
         self.effort_sensors: set[str] = set()
         self.articulation_names: list[str] = []
         self.cameras: dict[str, SceneCamera] = {}
+        self.files: list[Path] = []  # of robots and objects, in order
         self._velocity_limits: dict[str, dict[str, float]] = {}  # by file, then joint
         self._objects: dict[str, str] = {}  # file of each free object after the first body
 
@@ -212,6 +213,7 @@ class Scene:
             raise error.within(label) from None
         except (ValueError, OSError) as error:
             raise TaskError(f"cannot load {robot}: {one_line(error)}", key=label) from None
+        self.files += [Path(robot)] if isinstance(robot, str | Path) else []
         self._velocity_limits[name] = velocity_limits
         self._objects |= {f"{name}/{body}": name for body in objects}
         self.articulation_names += [name] * has_bodies + [f"{name}/{body}" for body in objects]

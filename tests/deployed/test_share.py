@@ -71,6 +71,7 @@ def no_mujoco(monkeypatch):
 
 def test_page_holds_the_export_and_loads_nothing(tmp_path, no_mujoco):
     folder = write_export(tmp_path / "export")
+    (folder / "LICENSE.robot").write_text("Hopper's licence")
     done = share("export", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("export/walk.html: 3.5 MB")
     text = (folder / "walk.html").read_text()
@@ -80,7 +81,8 @@ def test_page_holds_the_export_and_loads_nothing(tmp_path, no_mujoco):
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1])
     assert unpacked(data["scene"]["scene.xml"]).decode() == HOPPER
     assert json.loads(unpacked(data["card"])) == json.loads((folder / "policy.json").read_text())
-    assert "Apache License" in unpacked(data["licence"]).decode()
+    licence = unpacked(data["licence"]).decode()
+    assert "Apache License" in licence and "Hopper's licence" in licence
     arrays = json.loads(unpacked(data["graph"]))["arrays"]
     weights = np.frombuffer(unpacked(data["weights"]), "<f4")
     start = arrays["weight"]["start"]

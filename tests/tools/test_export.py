@@ -31,8 +31,10 @@ from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import card, files, parity
 from gpusim_rl.export.controls import fit, measure
-from gpusim_rl.export.scene_file import needs, write_scene
+from gpusim_rl.export.joint_order import joint_order
+from gpusim_rl.export.scene_file import LICENCE, needs, write_licence, write_scene
 from gpusim_rl.files import checkpoint_file
+from gpusim_rl.files.paths import assets_dir, robot_file
 from gpusim_rl.sim import Scene
 from gpusim_rl.view.player import Player
 from helpers.commands import ROOT, load_file, run_here
@@ -195,6 +197,25 @@ def test_scene_file_keeps_actuator_delays(tmp_path):
     read = mujoco.MjModel.from_xml_path(str(tmp_path / "scene.xml"))
     assert read.actuator_delay.tolist() == pytest.approx(scene.model.actuator_delay.tolist())
     assert sorted(read.actuator_delay * 500.0) == pytest.approx([1.5, 7.5])
+
+
+def test_vendor_order_applies_to_joints_of_clips():
+    env = make_env("Go1Tracking", num_envs=2, sim="mujoco", task={"action_around": "pose"})
+    env.reset()
+    order = joint_order("unitree", env, measure(env, 0))
+    assert order.obs[:24] == (*order.joints, *(12 + joint for joint in order.joints))
+
+
+def test_licence_of_a_bundled_robot_is_copied(tmp_path):
+    own, scene = tmp_path / "robot.xml", Scene(100.0)
+    own.write_text("<mujoco><worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>")
+    (tmp_path / "LICENSE").write_text("mine")
+    scene.add("own", own)
+    write_licence(scene, tmp_path)
+    assert not (tmp_path / LICENCE).exists()
+    scene.add("go1", robot_file("go1/go1"))
+    write_licence(scene, tmp_path)
+    assert (tmp_path / LICENCE).read_text() == (assets_dir() / "go1" / "LICENSE").read_text()
 
 
 def test_each_control_of_an_actuator_has_its_own_column(deploy):
