@@ -83,16 +83,12 @@ def _learning(known: Mapping[str, Learned], several: bool) -> dict[str, Any]:
 
 def _sizes(name: str, config_dir: str | None) -> dict[str, Any]:
     """Build one env; return its sizes, and `num_envs` and simulator of the yaml; all None if it cannot be built."""
-    import torch
-
     from gpusim_rl.api import prepare
-    from gpusim_rl.env import Task, VecEnv
-    from gpusim_rl.sim import choose_sim
+    from gpusim_rl.view.player import whole_episodes
 
     try:
-        spec, choice = prepare(name, config_dir=config_dir), choose_sim("mujoco", torch.device("cpu"))
-        assert issubclass(spec.task_class, Task)
-        env = VecEnv.make(spec.task_class, spec.cfg.task, num_envs=1, choice=choice, sim=spec.cfg.sim, seed=0)
+        spec = prepare(name, config_dir=config_dir)
+        env = whole_episodes(spec, "mujoco", num_envs=1, seed=0)
         env.reset()
     except Exception as error:  # one broken task must not hide the others
         warn(f"{name} cannot be built: {error}")
