@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 from contextlib import closing
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -36,30 +38,20 @@ def export_page(folder: Path, steps: int) -> str:
         return page([], exports=[{**export, "figures": figures, "plot": plot}])
 
 
-class RecordedRobot:
-    """Recorded positions, replayed through a player's simulator."""
-
-    def __init__(self, player: Player, frames: list[list[float]], hz: float) -> None:
-        self.env: Any = player.env
-        self._frames = torch.tensor(frames).reshape(len(frames), self.env.sim.qpos.shape[1])
-        self._ratio, self._steps = hz / self.env.cfg.control_hz, 0
-        self.num_steps = min(int(len(frames) / self._ratio), MOST_STEPS)
-        self.step()
-
-    def step(self) -> None:
-        """Show the next frame."""
-        self.env.sim.qpos[0] = self._frames[min(int(self._steps * self._ratio), len(self._frames) - 1)]
-        self._steps += 1
-
-
 def worst_fall(player: Player, file: Path) -> tuple[str, str]:
     """Return a 3D replay of the worst fall in stress.json and its caption, or the reason for its absence."""
     try:
         worst = load_json(file)["worst"] if file.is_file() else None
         if worst is None:  # no stress test, or no fall
             return "", ""
-        recorded: Any = RecordedRobot(player, worst["qpos"], float(worst["hz"]))
+        env: Any = player.env
+        ratio, frames = float(worst["hz"]) / env.cfg.control_hz, torch.tensor(worst["qpos"])
+        frames = frames.reshape(len(frames), env.sim.qpos.shape[1])
+        steps = range(min(int(len(frames) / ratio), MOST_STEPS))
+        shown = (frames[min(int(ratio * step), len(frames) - 1)] for step in count())
+        recorded: Any = SimpleNamespace(env=env, step=lambda: env.sim.qpos[0].copy_(next(shown)))
+        recorded.step()
         words = f"{worst['label']}, {worst['smallest']:.3g} {worst['unit']}"
-        return html_replay(recorded, range(recorded.num_steps), "report", [words]), f"Worst fall: {words}."
+        return html_replay(recorded, steps, "report", [words]), f"Worst fall: {words}."
     except Exception as error:  # from a damaged file
         return "", f"No replay of the worst fall: {first_line(error)}"

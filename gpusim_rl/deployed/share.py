@@ -24,8 +24,8 @@ MB = 1e6
 MAX_HZ, MAX_NUMBERS = 1000.0, 100_000  # control rate and observation size: a visitor's browser must not freeze
 PAGE = browser_mujoco.FOLDER
 SCRIPTS = ("draw.js", "robot.js", "walk.js")
-OPERATIONS = re.compile(
-    "Add|Sub|Mul|Div|Clip|Tanh|Relu|Sigmoid|Elu|MatMul|Gemm|Gather|Concat|Reshape|Squeeze|Unsqueeze"  # in robot.js
+OPERATIONS = re.compile(  # in robot.js
+    "Add|Sub|Mul|Div|Clip|Tanh|Relu|Sigmoid|Elu|MatMul|Gemm|Gather|Concat|Reshape|(Uns|S)queeze|Pow|Sqrt|ReduceMean|Slice"
 )
 LINKED = re.compile(rb"""\bfile\s*=\s*["']([^"']*)""")
 

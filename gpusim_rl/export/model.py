@@ -135,12 +135,15 @@ def write_numpy(file: Path, arrays: Path) -> bool:
     """Convert an ONNX file to an npz of arrays and operations; return False if `policy.py` lacks one of these."""
     graph = onnx.load(file).graph
     nodes: list[list[Any]] = []
+    values: dict[str, Any] = {item.name: onnx.numpy_helper.to_array(item) for item in graph.initializer}
     for node in graph.node:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        nodes.append([node.op_type, list(node.input), *node.output, attributes])
+        if node.op_type == "Constant" and "value" in attributes:
+            values[node.output[0]] = onnx.numpy_helper.to_array(attributes["value"])
+        else:
+            nodes.append([node.op_type, list(node.input), *node.output, attributes])
     if not all(len(node) == 4 and node[0] in OPERATIONS for node in nodes):
         return False
-    values: dict[str, Any] = {item.name: onnx.numpy_helper.to_array(item) for item in graph.initializer}
     text = json.dumps({"nodes": nodes, "outputs": [output.name for output in graph.output]})
     np.savez(arrays, graph=np.array(text), **values)
     return True

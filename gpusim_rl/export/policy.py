@@ -24,12 +24,26 @@ except ImportError:
     onnxruntime = None
 
 MAX_BYTES = 1 << 30  # size limit of a file
+
+
+def cut(x: np.ndarray, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> np.ndarray:
+    """Return a slice of an array, as ONNX does."""
+    index = [slice(None)] * x.ndim
+    for i, axis in enumerate(range(len(starts)) if axes is None else axes):
+        index[axis] = slice(starts[i], ends[i], None if steps is None else steps[i])
+    return x[tuple(index)]
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {  # ONNX operations
     "Add": lambda x, y: x + y,
     "Sub": lambda x, y: x - y,
     "Mul": lambda x, y: x * y,
     "Div": lambda x, y: x / y,
     "Clip": lambda x, low, high: np.clip(x, low, high),
+    "Pow": np.power,
+    "Sqrt": np.sqrt,
+    "ReduceMean": lambda x, axes=(), keepdims=1, **_: x.mean(tuple(axes) or None, keepdims=bool(keepdims)),
+    "Slice": cut,
     "Tanh": np.tanh,
     "Relu": lambda x: np.maximum(x, 0),
     "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 from PIL import Image
 
 from gpusim_rl.deployed import browser_mujoco
-from gpusim_rl.deployed.share import page
+from gpusim_rl.deployed.share import network, page
+from gpusim_rl.export.model import write_numpy
 from gpusim_rl.export.policy import DeployedPolicy, plain_function
 from helpers.commands import ROOT, load_file, run_here
 from helpers.exports import HOPPER, term, write_robot
@@ -245,6 +248,74 @@ def test_robot_walks_in_a_browser_as_in_deploy(browser, exported, tmp_path, demo
         got = np.array([row[i] for row in visit(run, observations.tolist())])
         np.testing.assert_allclose(got, expected, rtol=1e-6, atol=2e-6)
     assert visit.problems == []
+
+
+# Layer norm of every second of the columns 2 to 12, as torch writes it: operator, result, inputs
+NORM = """Slice seen obs from to axis by
+ReduceMean mean seen last
+Sub centred seen mean
+Pow square centred two
+ReduceMean variance square last
+Add above variance eps
+Sqrt deviation above
+Div normal centred deviation
+MatMul action normal weights
+Tanh control action"""
+
+
+def layer_norm(opset: int) -> onnx.ModelProto:
+    """Return a policy with a layer norm."""
+    numbers = {"from": [2], "to": [-1], "axis": [1], "by": [2], "last": [-1]}
+    arrays = {name: np.array(value, np.int64) for name, value in numbers.items()}
+    arrays["weights"] = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+    constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    nodes = [
+        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.float32(value)))
+        for name, value in (("two", 2.0), ("eps", 1e-5))
+    ]
+    for kind, result, *inputs in map(str.split, NORM.splitlines()):
+        by_attribute = kind == "ReduceMean" and opset < 18
+        axes = {"axes": [-1]} if by_attribute else {}
+        nodes.append(helper.make_node(kind, inputs[: 1 if by_attribute else None], [result], **axes))
+    sizes = {"obs": 14, "action": 2, "control": 2}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in sizes.items()]
+    graph = helper.make_graph(nodes, "norm", ends[:1], ends[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.fixture
+def normalised(tmp_path, request) -> tuple[Path, np.ndarray, list[np.ndarray]]:
+    """policy.npz of a layer norm, observations, and onnxruntime's outputs."""
+    onnx.save(layer_norm(request.param), tmp_path / "policy.onnx")
+    assert write_numpy(tmp_path / "policy.onnx", tmp_path / "policy.npz")
+    obs = np.random.default_rng(1).normal(size=(20, 14)).astype(np.float32)
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx", providers=["CPUExecutionProvider"])
+    return tmp_path / "policy.npz", obs, session.run(None, {"obs": obs})
+
+
+@pytest.mark.parametrize("normalised", [17, 18], indirect=True)
+def test_layer_norm_runs_in_numpy(normalised):
+    file, obs, expected = normalised
+    got = plain_function(file.read_bytes())({"obs": obs})
+    assert all(np.allclose(a, b, rtol=0.0, atol=1e-5) for a, b in zip(got, expected, strict=True))
+
+
+@in_a_browser
+@pytest.mark.parametrize("normalised", [17, 18], indirect=True)
+def test_layer_norm_runs_in_the_page(normalised):
+    playwright = pytest.importorskip("playwright.sync_api")
+    file, obs, expected = normalised
+    graph, weights = network(file)
+    run = """([graph, weights, rows]) => {
+        const policy = new Policy(graph, Uint8Array.from(weights).buffer, []);
+        return rows.map(row => policy.run(Float32Array.from(row)).map(x => [...x.data]));
+    }"""
+    with playwright.sync_playwright() as running:
+        page = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS).new_page()
+        page.add_script_tag(path=browser_mujoco.FOLDER / "robot.js")
+        rows = page.evaluate(run, [graph, [*weights], obs.tolist()])
+    for i, values in enumerate(expected):
+        np.testing.assert_allclose([row[i] for row in rows], values, rtol=0.0, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

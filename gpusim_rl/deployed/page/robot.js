@@ -19,6 +19,7 @@ const OPERATIONS = {
   Add: x => each((a, b) => a + b, ...x), Sub: x => each((a, b) => a - b, ...x),
   Mul: x => each((a, b) => a * b, ...x), Div: x => each((a, b) => a / b, ...x),
   Clip: x => each((a, low, high) => Math.min(Math.max(a, low), high), ...x),
+  Pow: x => each((a, b) => a ** b, ...x), Sqrt: x => each(Math.sqrt, ...x),
   Tanh: x => each(Math.tanh, ...x), Relu: x => each(a => Math.max(a, 0), ...x),
   Sigmoid: x => each(a => 1 / (1 + Math.exp(-a)), ...x),
   Elu: (x, {alpha = 1}) => each(a => a > 0 ? a : alpha * Math.expm1(a), ...x),
@@ -29,6 +30,20 @@ const OPERATIONS = {
     const last = x.shape.length - 1;
     if (axis != last && axis != -1) return {data: x.data, shape: x.shape.slice(1)};  // the only one of an axis
     return {data: Float32Array.from(index.data, i => x.data.at(i)), shape: [1, index.data.length]};
+  },
+  Slice: ([x, starts, ends, axes, steps]) => starts.data.reduce((x, first, i) => {
+    const at = axes ? axes.data[i] : i, axis = at < 0 ? at + x.shape.length : at, by = steps ? steps.data[i] : 1;
+    if (by < 1) throw new Error("a slice goes backwards");
+    const rows = [...Array(x.shape[axis]).keys()].slice(first, ends.data[i]).filter((_, k) => k % by == 0);
+    const shape = x.shape.with(axis, rows.length), inner = sizeOf(shape.slice(axis + 1)), outer = x.shape[axis] * inner;
+    const place = k => outer * Math.floor(k / (rows.length * inner)) + inner * rows[Math.floor(k / inner) % rows.length];
+    return {data: Float32Array.from({length: sizeOf(shape)}, (_, k) => x.data[place(k) + k % inner]), shape};
+  }, x),
+  ReduceMean: ([x, of], {axes = of.data, keepdims = 1}) => {
+    const last = x.shape.length - 1, mean = x.data.reduce((a, b) => a + b, 0) / x.data.length;
+    if (axes.length != 1 || (axes[0] != -1 && axes[0] != last) || x.data.length != x.shape[last])
+      throw new Error("only means of one row of numbers are supported");
+    return {data: Float32Array.of(mean), shape: keepdims ? x.shape.map(() => 1) : x.shape.slice(0, last)};
   },
   Concat: x => (data => ({data, shape: [1, data.length]}))(Float32Array.from(x.flatMap(v => [...v.data]))),
   Reshape: ([x, to]) => {

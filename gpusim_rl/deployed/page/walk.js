@@ -216,7 +216,9 @@ async function main() {
     mj.FS.mkdir("/assets");
     for (const name in page.scene) mj.FS.writeFile("/" + name, new Uint8Array(await unpack(page.scene[name])));
     const model = mj.MjModel.from_xml_path("/scene.xml");
-    const robot = new Robot(mj, model, card, new Policy(graph, await unpack(page.weights), card.observation.terms));
+    const policy = new Policy(graph, await unpack(page.weights), card.observation.terms);
+    policy.run(new Float32Array(card.observation.size));  // an unsupported network fails here, not in a later step
+    const robot = new Robot(mj, model, card, policy);
     let picture = null;
     by("status").hidden = true;
     try { picture = new Picture(by("canvas"), model); } catch (error) { fail(error.message); }
