@@ -113,7 +113,8 @@ def draw(results: Mapping[str, Any], bound: float | None) -> Figure:
     polar.set_theta_zero_location("N")  # pyright: ignore[reportAttributeAccessIssue]
     sides = [row["label"].partition(" from ")[2] for row in pushes]
     polar.set_xticks([angle % math.tau for angle in angles[:-1]], sides, fontsize="small")
-    polar.tick_params(axis="x", pad=8)
+    polar.set_rlabel_position(67.5)  # pyright: ignore[reportAttributeAccessIssue]
+    polar.tick_params(axis="x", pad=14)
     polar.set_ylim(0.0, pushes[0]["largest"])
     polar.legend(loc="lower left", bbox_to_anchor=(-0.35, -0.15), fontsize="small")
     command = ", ".join(f"{name} {value:g}" for name, value in results["command"].items())
