@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+import onnx
 import pytest
 import torch
 import yaml
@@ -29,6 +30,8 @@ import gpusim_rl
 from gpusim_rl.api import prepare
 from gpusim_rl.env import TaskConfig, VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
+from gpusim_rl.export.files import write_all
+from gpusim_rl.files.paths import demos_dir
 from gpusim_rl.learn.algorithm import Algorithm
 from gpusim_rl.learned import learned
 from gpusim_rl.run import checkpoint
@@ -449,6 +452,57 @@ def test_other_vision_commands_run(vision_folder, frozen):
     runs = [path.parent for path in (vision_folder / "runs").glob("*/2*/config.yaml")]
     assert len(runs) == sum("train.py" in command for command in typed) == (2 if frozen else 6)
     assert all((run / "encoder.pt").is_file() == frozen for run in runs)
+
+
+def demo_run(task: str, folder: Path) -> None:
+    """Copy a bundled demo as the latest run of its task."""
+    runs = folder / "runs" / task
+    shutil.copytree(demos_dir() / task, runs / "2026-01-31_12-00-00")
+    (runs / "latest").symlink_to("2026-01-31_12-00-00")
+
+
+def strangers_policy(folder: Path) -> None:
+    """Write policy.onnx and deploy.yaml of a G1 policy, as another project would."""
+    card = write_all(str(demos_dir() / "G1VelocityForward"), folder / "g1", int8=False)[1]
+    network = onnx.load(folder / "g1" / "policy.onnx")
+    del network.graph.output[1]
+    onnx.save(network, folder / "policy.onnx")
+    kinds = {"lin_vel": "base_lin_vel", "ang_vel": "base_ang_vel", "gravity": "projected_gravity"}
+    kinds |= {"joint_pos": "joint_pos_rel", "actions": "last_action", "command": "velocity_commands"}
+    control, actuators = card["control"], card["actuators"]
+    contract = {
+        "joints": [row["joint"].removeprefix("robot/") for row in actuators],
+        "pose": [joint["pose"] for joint in card["joints"]],
+        **{key: [row[key] for row in actuators] for key in ("kp", "kd")},
+        "control_hz": card["control_hz"],
+        "terms": [{"kind": kinds.get(name := term["name"], name)} for term in card["observation"]["terms"]],
+        "action_scale": control["scale"],
+        "action_offset": control["offset"],
+        "commands": card["commands"],
+    }
+    (folder / "deploy.yaml").write_text(yaml.safe_dump(contract))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_commands_of_deploy_run(tmp_path, monkeypatch):
+    """On bundled demos, and without MuJoCo for browsers, which is not here without a network."""
+    monkeypatch.setattr("gpusim_rl.deployed.share.browser_files", lambda: {"code": "", "wasm": ""})
+    write_files("docs/deploy.md", tmp_path)
+    demo_run("Go1Velocity", tmp_path)
+    strangers_policy(tmp_path)
+    small = {"train": f"{TINY['train.py']} log.dir=trained", "stress": "--episodes 8"}
+    typed, codes = commands("docs/deploy.md"), []
+    for command in typed:
+        done = here(f"{command} {small.get(Path(command.split()[1]).stem, '')}", tmp_path)
+        codes.append(done.returncode)
+        assert "--gate" in command or done.returncode == 0, done.stderr
+    names = [Path(command.split()[1]).stem for command in typed]
+    assert names == ["train", "export", "stress", "stress", "share", "adopt"]
+    run = tmp_path / "runs" / "Go1Velocity" / "latest"
+    verdicts = [row["verdict"] for row in json.loads((run / "stress.json").read_text())["gate"]]
+    assert len(verdicts) == 3 and codes[3] == int("missed" in verdicts)
+    assert (run / "walk.html").is_file() and (tmp_path / "walk" / "contract.yaml").is_file()
 
 
 @pytest.mark.slow
