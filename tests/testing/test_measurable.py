@@ -68,7 +68,8 @@ def test_declared_sources_have_the_values_of_their_terms(task):
         "command x y z": None if command is None else command.value,
         **free,
     }
-    terms, checked = env.task.observe()["policy"], 0
+    observed: Any = env.task.observe()
+    terms, checked = observed["policy"], 0
     for name in terms:
         if (expected := readings.get(env.task.sources.get(name, "task"))) is not None:
             assert torch.allclose(terms[name], expected, atol=1e-5), name
