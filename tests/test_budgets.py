@@ -48,13 +48,13 @@ SEAM = {
 
 CORE = "core: physics, MDP, learning, loop, settings, files"
 CAPABILITIES: dict[str, tuple[int | str, ...]] = {
-    "Newton": (605, "sim/newton*"),
-    "robot files": (1_250, "sim/urdf", "sim/robot_*", "sim/mesh_file", "sim/menagerie", "sim/legged"),
-    "scaffold": (400, "connect/task_text", "connect/isaacgymenvs"),
-    "viewer and report": (2_600, "view/*", "learned"),
-    "other libraries": (2_130, "connect/*"),
+    "Newton": (602, "sim/newton*"),
+    "robot files": (1_247, "sim/urdf", "sim/robot_*", "sim/mesh_file", "sim/menagerie", "sim/legged"),
+    "scaffold": (396, "connect/task_text", "connect/isaacgymenvs"),
+    "viewer and report": (2_619, "view/*", "learned"),
+    "other libraries": (2_127, "connect/*"),
     "actors": (
-        1_594,
+        1_592,
         *("distributed/actor*", "distributed/*engine", "distributed/ray_cluster", "distributed/rollouts"),
         *("distributed/inference", "distributed/shared_memory", "learn/remote"),
     ),
@@ -64,36 +64,37 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("learn/style", "learn/demonstrations", "learn/supervised", "learn/teacher"),
     ),
     "vision": (
-        1_540,
+        1_534,
         *("images", "sim/camera*", "env/image_noise", "env/encoded_env"),
         *("learn/encoders", "learn/pretrained", "learn/vae", "learn/pixel_replay"),
     ),
     "logging": (
-        1_585,
+        1_583,
         *("run/console", "run/logger", "run/writers", "run/metrics"),
         *("run/log_interval", "run/reporter", "run/system"),
     ),
     "randomisation": (1_221, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
-    "export": (1_276, "export/*"),
+    "export": (1_309, "export/*"),
     "measurable terms": (60, "testing/measurable"),
     "stress": (877, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
-    "share": (192, "deployed/share", "deployed/browser_mujoco"),
-    "adopt": (1_157, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
+    "exports in viewers and reports": (186, "deployed/exported*"),
+    "share": (195, "deployed/share", "deployed/browser_mujoco"),
+    "adopt": (1_158, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
     "search": (875, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
-        700,
+        699,
         *("learn/symmetry", "learn/rnd", "env/mirrors", "sim/mirror_image", "testing/mirror_check"),
     ),
-    "graph watch": (95, "run/capture_watch"),
+    "graph watch": (93, "run/capture_watch"),
     "compilation in the background": (146, "run/background_compile"),
     "critic ensembles": (126, "learn/ensemble"),
     "fused kernels": (175, "sim/fused*"),
     "physics settings": (156, "diagnose/physics_settings"),
-    "doctor": (1_597, "diagnose/*"),
-    CORE: (19_583,),
+    "doctor": (1_595, "diagnose/*"),
+    CORE: (19_585,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_050, "tools": 4_172, "tests": 52_510, "benchmarks": 8_570}
+FOLDERS = {"tasks": 5_084, "tools": 4_172, "tests": 52_850, "benchmarks": 8_570}
 
 
 def lines_of(*paths: Path) -> int:
@@ -125,7 +126,7 @@ def test_folder_stays_within_its_line_budget(folder, most):
 def test_commands_on_exports_of_any_origin_stay_short():
     tools = [ROOT / "tools" / f"{name}.py" for name in ("stress", "share", "adopt")]
     files = [PACKAGE / "testing" / "measurable.py", *(PACKAGE / "deployed").glob("*.py")]
-    assert lines_of(*files, *tools) <= 2_560
+    assert lines_of(*files, *tools) <= 2_751
 
 
 def test_benchmarks_folder_has_only_bench_and_readme():

@@ -20,8 +20,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusim_rl.deployed.exported import is_export
 from gpusim_rl.errors import ConfigError, first_line, friendly_errors, import_extra, say
+from gpusim_rl.export.of_run import is_export
 from gpusim_rl.files.safe_open import writing
 from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.export.of_run import is_export
 from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.view.arguments import open_player
 
 if TYPE_CHECKING:
     from gpusim_rl.view.player import Player
-
-
-def is_export(name: str) -> bool:
-    """Return whether a path is a folder written by `export` or `adopt`."""
-    return os.path.isfile(os.path.join(name, "policy.json"))  # False for a name that is too long
 
 
 def open_shown(args: argparse.Namespace, **options: Any) -> Player:

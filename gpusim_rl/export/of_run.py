@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +21,20 @@ def require_onnx(command: str) -> None:
         import_extra(package, "export", command)
 
 
+def is_export(name: str) -> bool:
+    """Return whether a path is a folder written by `export` or `adopt`."""
+    return os.path.isfile(os.path.join(name, CARD))  # False for a name that is too long
+
+
 def results_folder(run: str) -> Path:
     """Return the folder for results: an export folder itself, a run's folder, or this one for a copied checkpoint."""
-    return Path(run) if (Path(run) / CARD).is_file() else find_checkpoint(run).run_dir or Path()
+    return Path(run) if is_export(run) else find_checkpoint(run).run_dir or Path()
 
 
 @contextmanager
 def export_folder(args: argparse.Namespace, command: str) -> Iterator[Path]:
     """Yield `args.run` if it is an export folder, else a temporary export of that run."""
-    if (Path(args.run) / CARD).is_file():
+    if is_export(args.run):
         yield Path(args.run)
         return
     run = str(find_checkpoint(args.run).file)
