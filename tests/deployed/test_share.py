@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from gpusim_rl.deployed import browser_mujoco

@@ -607,7 +607,7 @@ def test_deploy_example_walks_squares_and_reports_errors(exported_run, capsys, d
     assert "yaw -3" in capsys.readouterr().out.splitlines()[0]
     with pytest.raises(SystemExit, match=r"^--command: .*got 1 "):
         deploy.main([str(folder), "--command", "1"])
-    with pytest.raises(SystemExit, match=r"^Ant: .*height, lin_vel"):
+    with pytest.raises(SystemExit, match=r"^Ant: .*height, angles"):
         deploy.main([str(ant[0])])
 
 
