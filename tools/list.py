@@ -41,13 +41,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         ("best result", "the threshold with time and hardware, or the final return"),
     ]
     parser.options("--json", "--config-dir")
-    parser.option("--no-sizes", "skip sizes, which require building each task (seconds)", "Output", action="store_true")
+    parser.option("--no-sizes", "skip sizes, which require building each task (30 s)", "Output", action="store_true")
     return parser.parse_args(argv)
 
 
 def list_tasks(args: argparse.Namespace) -> None:
     """Print every task with description, sizes, source and learning result."""
     rows, outcomes = [], learned()
+    if not args.no_sizes:
+        say("building one env of each task for its sizes; --no-sizes skips this", file=sys.stderr)
     for entry in tasks(args.config_dir).values():
         if entry.problem:  # one broken task must not hide the others
             warn(f"skipped {entry.name}: {entry.problem}")
