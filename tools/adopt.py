@@ -71,7 +71,7 @@ def adopt(args: argparse.Namespace) -> Path:
         raise ConfigError(problem, key=str(args.policy), hint="Try --contract with what the list above lacks")
     chosen = found[0] if found[0].believed else best[0]
     card = write_folder(args.out, network, chosen.contract, body, f"{args.robot} {args.policy.name}")
-    if {"base velocity", "sensor robot/lin_vel_world"} & {row["source"] for row in card["observation"]["terms"]}:
+    if not all(row["measured"] for row in card["observation"]["terms"]):
         say("the policy observes the base's velocity, for which robots have no sensor")
     if "numpy" not in card["files"]:
         say("no policy.npz: the network has operators that policy.py lacks, so it needs onnxruntime")

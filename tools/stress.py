@@ -83,7 +83,7 @@ def tables(results: Mapping[str, Any]) -> list[str]:
     return [
         *table_lines(lines, right=["falls at", *NAMES.values()], width=None),
         f"smallest push from behind, and each 45 degrees counter-clockwise: {' '.join(map(gate.size_text, around))}",
-        f"train where it falls: task.push.sides=[{shares}]",
+        f"train where it falls: sides=[{shares}]",
         "",
         *table_lines(rates, right=rates[0][1:], width=None),
     ]

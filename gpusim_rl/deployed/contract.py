@@ -42,6 +42,7 @@ UNITS = {
     **dict.fromkeys(["base angular velocity", "sensor robot/ang_vel_world", "joint velocities"], "rad/s"),
     **{"joint positions": "rad", _COMMAND: "m/s, m/s, rad/s"},
 }
+UNMEASURED = {"base velocity", "sensor robot/lin_vel_world"}  # sources for which robots have no sensor
 FEW = Rule("at most 200 items", lambda items: 0 < len(items) <= 200)
 if TYPE_CHECKING:
     PerJoint = tuple[float, ...]
@@ -233,5 +234,6 @@ class Inputs:
         for i, (source, (width, history)) in enumerate(self.sources.items()):
             name = f"phase_{i}" if source.startswith("phase") else source.rpartition("/")[2].replace(" ", "_")
             row = {"name": "command" if source == _COMMAND else name, "size": width, "unit": UNITS.get(source, "-")}
-            rows.append({**row, "scale": 1.0, "history": history, "source": source})
+            row |= {"scale": 1.0, "history": history, "source": source, "measured": source not in UNMEASURED}
+            rows.append(row)
         return rows

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpusim_rl.deployed.walkers import CARD, Walkers, reading
 from gpusim_rl.env import Commands, Task, TaskConfig
-from gpusim_rl.files.safe_open import load_json
+from gpusim_rl.files.safe_open import load_json, refuse_links
 from gpusim_rl.sim import Scene, Sim
 from gpusim_rl.view.playback import open_replayed
 from gpusim_rl.view.player import Player
@@ -28,6 +28,7 @@ class ExportedConfig(TaskConfig):
     """Settings of an exported policy's task, created in Python, not from yaml."""
 
     folder: Path
+    scene: str  # file in the folder
     policy: Literal["file", "zero"]
 
 
@@ -42,7 +43,7 @@ class ExportedTask(Task[ExportedConfig]):
     @classmethod
     def scene(cls, cfg: ExportedConfig) -> Scene:
         scene = Scene(cfg.physics_hz)
-        scene.add("robot", cfg.folder / "scene.xml")
+        scene.add("robot", cfg.folder / cfg.scene)
         return scene
 
     def __init__(self, cfg: ExportedConfig, sim: Sim) -> None:
@@ -92,10 +93,12 @@ class ExportedTask(Task[ExportedConfig]):
 
 def open_export(folder: Path, num_envs: int, act: str) -> Player:
     """Return a player for an untrusted export folder, `act` is `trained` or `zero`; ConfigError if it is damaged."""
+    refuse_links(folder)
     with reading(folder):
         card: dict[str, Any] = load_json(folder / CARD)
         hz, policy = float(card["control_hz"]), "file" if act == "trained" else act
         name, steps = str(card["task"]), max(1, round(EPISODE_S * hz))
-        player = open_replayed(ExportedTask, name, hz, steps, num_envs, folder=folder, policy=policy)
+        own = {"folder": folder, "scene": Path(card["files"]["scene"]).name, "policy": policy}
+        player = open_replayed(ExportedTask, name, hz, steps, num_envs, **own)
     player.act, player.run_dir = act, folder
     return player

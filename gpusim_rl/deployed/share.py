@@ -16,6 +16,7 @@ import numpy as np
 from gpusim_rl.deployed import browser_mujoco
 from gpusim_rl.deployed.walkers import Walkers, reading
 from gpusim_rl.errors import ConfigError, first_line, say
+from gpusim_rl.export.policy import plain_function
 from gpusim_rl.export.scene_file import LICENCE
 from gpusim_rl.files import budgets, npz_file
 from gpusim_rl.files.safe_open import load_json, read_bytes
@@ -43,10 +44,15 @@ def page(folder: Path, most_mb: float) -> str:
     with reading(folder):
         card = load_json(folder / "policy.json")
         check(card)
-        graph, weights = network(folder / Path(card["files"]["numpy"]).name)
+        npz = folder / Path(card["files"]["numpy"]).name
+        graph, weights = network(npz)
+        # An operator that robot.js computes differently is found when the page opens.
+        seen = np.random.default_rng(0).standard_normal(card["observation"]["size"]).round(3)
+        [expected], *_ = plain_function(read_bytes(npz))({"obs": seen[None].astype(np.float32)})
+        graph["example"] = [seen.tolist(), expected.tolist()]
         scene = {name: packed(content) for name, content in scene_files(folder, card["files"]["scene"]).items()}
     Walkers(folder, 1)  # checks rates, sources, joints, actuators and the scene
-    licences = [file for file in (folder / LICENCE, PAGE / "LICENSE.mujoco") if file.is_file()]
+    licences = [*[folder / LICENCE] * (folder / LICENCE).is_file(), PAGE / "LICENSE.mujoco"]
     texts = {"card": json.dumps(card), "graph": json.dumps(graph)}
     texts["licence"] = "\n\n".join(read_bytes(file).decode(errors="replace") for file in licences)
     mujoco, parts = browser_files(), {name: packed(text.encode()) for name, text in texts.items()}

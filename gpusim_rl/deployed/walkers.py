@@ -102,6 +102,8 @@ class Walkers:
         self.qpos_of, self.qvel_of = np.array([[row["qpos"], row["qvel"]] for row in card["joints"]], int).T
         self.pose = np.array([joint.get("pose", joint["default"]) for joint in card["joints"]], float)
         columns = {name: column for column, (name, _) in enumerate(control_names(self.model))}  # of data.ctrl
+        if unknown := [row["name"] for row in card["actuators"] if row["name"] not in columns]:
+            raise ConfigError(f"the scene has no actuator {unknown[0]!r}")
         self.columns = np.array([columns[row["name"]] for row in card["actuators"]], int)
         self._start = np.concatenate([card["start"]["qpos"], card["start"]["qvel"]]).astype(float)
         if "control" not in card:

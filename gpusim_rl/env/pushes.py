@@ -86,7 +86,7 @@ class PushConfig:
     interval: Annotated[tuple[float, float], LEAST_TO_MOST]  # time between two pushes [s]
     lin_vel: Bounds  # maximum along x, y and z [m/s]; with `sides`, x is that of the horizontal change
     ang_vel: Bounds  # maximum about x, y and z [rad/s]
-    sides: Sides | None = None  # of horizontal changes; null = any direction
+    sides: Sides | None = None  # of horizontal changes; null = as drawn from lin_vel
 
 
 class RootPushes(PushTimer):

@@ -29,7 +29,10 @@ from gpusim_rl.view.player import Player
 
 ONNX, INT8, TORCHSCRIPT = "policy.onnx", "policy.int8.onnx", "policy.ts"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
-OPTIONAL = INT8, NUMPY, LICENCE, "scene.mjb"  # not in every export; scene.mjb is from older versions
+OPTIONAL = (  # not in every export: other formats, results for the replaced policy, scene.mjb of older versions
+    *(INT8, TORCHSCRIPT, NUMPY, LICENCE, "scene.mjb", "contract.yaml"),
+    *("stress.json", "stress.png", "transfer.json"),
+)
 NUM_ENVS = 16  # envs in which controls are measured
 SEED = 0
 

@@ -40,9 +40,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {  # ONNX operations
     "Mul": lambda x, y: x * y,
     "Div": lambda x, y: x / y,
     "Clip": lambda x, low, high: np.clip(x, low, high),
-    "Pow": np.power,
+    "Pow": lambda x, y: np.power(x, y).astype(x.dtype),
     "Sqrt": np.sqrt,
-    "ReduceMean": lambda x, axes=(), keepdims=1, **_: x.mean(tuple(axes) or None, keepdims=bool(keepdims)),
+    "ReduceMean": lambda x, axes=(), keepdims=1: x.mean(tuple(axes) or None, keepdims=bool(keepdims)),
     "Slice": cut,
     "Tanh": np.tanh,
     "Relu": lambda x: np.maximum(x, 0),
@@ -67,7 +67,10 @@ class DeployedPolicy:
         self.card = json.loads(content(folder, "policy.json"))
         self.terms = self.card["observation"].get("terms", [])
         self._images = self.card["observation"].get("images", {})
-        self._run = load_network(folder, self.card["files"], plain)
+        try:
+            self._run = load_network(folder, self.card["files"], plain)
+        except ImportError as error:
+            raise SystemExit(str(error)) from None
         actuators = self.card.get("actuators", [])
         joints = [actuator.get("joint") for actuator in actuators]
         self.targets = [
@@ -144,13 +147,17 @@ def content(folder: Path, name: str) -> bytes:
 def load_network(
     folder: Path, files: Mapping[str, str], plain: bool = False, providers: Sequence[str] | None = None
 ) -> Callable[[dict[str, Any]], Any]:
-    """Build a function from the network's file: with onnxruntime if it is installed, and not `plain`."""
+    """Build a function from the network's file: with onnxruntime if it is installed, and not `plain`.
+
+    Raises:
+        ImportError: The network needs onnxruntime, which is not installed.
+    """
     if onnxruntime is not None and not plain:
         session = onnx_session(content(folder, files["onnx"]), providers)
         return lambda inputs: session.run(None, inputs)
     if "numpy" in files:
         return plain_function(content(folder, files["numpy"]))
-    raise SystemExit("this network needs onnxruntime: pip install onnxruntime")
+    raise ImportError("this network needs onnxruntime: pip install onnxruntime")
 
 
 def onnx_session(onnx: bytes, providers: Sequence[str] | None = None) -> Any:

@@ -349,6 +349,9 @@ def test_history_layouts(rover, layout, newest_first):
     contract = Contract.read(given, "test", rover.joints)
     inputs = Inputs([contract], rover.joints)
     index, bias, scale, *_ = inputs.place(contract.columns(rover.joints))
+    assert [row["measured"] for row in inputs.terms()] == [True, True]
+    blind = Contract.read({**given, "terms": [{"kind": "base_lin_vel", "history": 3}]}, "test", rover.joints)
+    assert [row["measured"] for row in Inputs([blind], rover.joints).terms()] == [False]
     frames = np.random.default_rng(0).normal(size=(3, 4 + 3))  # oldest first: velocities in the scene's order, command
     readings = np.concatenate([frames[:, :4].ravel(), frames[:, 4:].ravel()])
     times = [2, 1, 0] if newest_first else [0, 1, 2]

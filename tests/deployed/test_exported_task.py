@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpusim_rl.deployed.exported_report import export_page
 from gpusim_rl.deployed.exported_task import open_export
 from gpusim_rl.deployed.walkers import Walkers
 from gpusim_rl.errors import ConfigError
@@ -55,6 +56,33 @@ def test_play_and_record_accept_an_export(folder, load_tool, capsys, tmp_path):
     small = ["--steps", "4", "--num-envs", "1", "--width", "64", "--height", "64"]
     assert load_tool("record").main([str(folder), *small, "--policy", "zero"]) == 0
     assert (folder / "videos" / "zero.mp4").stat().st_size > 0
+
+
+def test_scene_is_the_one_that_the_card_names(folder):
+    card = json.loads((folder / "policy.json").read_text())
+    card["files"]["scene"] = "robot.xml"
+    (folder / "policy.json").write_text(json.dumps(card))
+    (folder / "scene.xml").rename(folder / "robot.xml")
+    with closing(open_export(folder, 1, "zero")) as player:
+        assert player.env.num_envs == 1
+
+
+def test_folder_with_a_link_is_rejected(folder, tmp_path):
+    (folder / "videos").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="videos"):
+        open_export(folder, 1, "zero")
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"), [(None, "unknown whether a robot can measure gravity"), (False, "No robot measures gravity")]
+)
+def test_report_names_terms_that_a_robot_may_not_measure(folder, measured, words):
+    card = json.loads((folder / "policy.json").read_text())
+    for term in card["observation"]["terms"]:
+        term["measured"] = measured if term["name"] == "gravity" else True
+    del card["actuators"][0]["force_range"]
+    (folder / "policy.json").write_text(json.dumps(card))
+    assert words in export_page(folder, 0)
 
 
 @pytest.mark.parametrize("option", [("--sim", "mjwarp"), ("--policy", "random")])

@@ -314,6 +314,9 @@ def test_layer_norm_runs_in_the_page(normalised):
         page = running.chromium.launch(executable_path=CHROMIUM, args=FLAGS).new_page()
         page.add_script_tag(path=browser_mujoco.FOLDER / "robot.js")
         rows = page.evaluate(run, [graph, [*weights], obs.tolist()])
+        graph["example"] = [obs[0].tolist(), (expected[0][0] + 0.01).tolist()]
+        with pytest.raises(Exception, match="compute other actions"):
+            page.evaluate(run.replace("return", "return policy.check(),"), [graph, [*weights], []])
     for i, values in enumerate(expected):
         np.testing.assert_allclose([row[i] for row in rows], values, rtol=0.0, atol=1e-5)
 

@@ -226,7 +226,7 @@ def test_command_writes_results_and_fails_on_a_missed_bound(statue, results, loa
     printed = capsys.readouterr().out.splitlines()
     assert any(line.startswith("missed: push 0.") for line in printed) and printed[0].startswith("disturbance")
     assert any(line.startswith("pushes of 0.5 m/s") for line in printed)
-    [sides] = [line.partition("task.push.sides=")[2] for line in printed if "task.push.sides=" in line]
+    [sides] = [line.partition(" sides=")[2] for line in printed if " sides=" in line]
     shares, sizes = json.loads(sides), [row["smallest"] for row in results["searches"] if row["kind"] == "push"]
     assert shares == pytest.approx([(min(sizes) / size) ** 2 for size in sizes], rel=0.06)
     assert matplotlib.image.imread(folder / "stress.png").shape[2] == 4

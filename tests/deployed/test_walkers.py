@@ -12,6 +12,7 @@ import pytest
 
 from gpusim_rl.deployed.walkers import Walkers
 from gpusim_rl.errors import ConfigError
+from gpusim_rl.export import policy as runtime
 from gpusim_rl.export.policy import DeployedPolicy
 from helpers.commands import ROOT, load_file
 from helpers.exports import TERMS, term, write_hopper
@@ -156,7 +157,7 @@ def test_phase_is_a_clock_that_may_stop_while_standing(tmp_path):
         ({"control_hz": 1e-3}, "control steps"),
         ({"joints": [{"name": "knee"}]}, "no entry 'qpos'"),
         ({"start": {"qpos": [0.0], "qvel": [0.0]}}, "damaged"),
-        ({"actuators": [{"name": "motor"}]}, "motor"),
+        ({"actuators": [{"name": "motor"}]}, "the scene has no actuator 'motor'"),
         ({"commands": {}}, "command"),
         ({"observation": {"terms": [term("a", 3, "task")]}}, "only the task can compute a"),
         ({"observation": {"terms": [term("a", 1, "gravity")]}}, "only the task can compute a"),
@@ -184,6 +185,18 @@ def test_other_files_are_one_line(tmp_path, hopper):
     (hopper / "policy.json").write_text('{"a": ')
     with pytest.raises(ConfigError, match="damaged"):
         Walkers(hopper, 1)
+
+
+def test_missing_onnxruntime_is_a_config_error(monkeypatch, hopper):
+    monkeypatch.setattr(runtime, "onnxruntime", None)
+    (hopper / "policy.npz").unlink(missing_ok=True)
+    card = json.loads((hopper / "policy.json").read_text())
+    card["files"].pop("numpy", None)
+    (hopper / "policy.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match="needs onnxruntime"):
+        Walkers(hopper, 1)
+    with pytest.raises(SystemExit, match="needs onnxruntime"):
+        DeployedPolicy(hopper)
 
 
 def test_nothing_in_the_folder_is_executed(hopper):

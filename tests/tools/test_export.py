@@ -299,7 +299,7 @@ def test_second_export_keeps_the_first_unless_overwriting(ant, monkeypatch, caps
     monkeypatch.setattr(files, "_write", lambda player, folder, *_: (folder / "policy.onnx").write_text("new"))
     second, _ = files.write_all(str(run), None)
     assert second.name == "export-2" and "--overwrite" in capsys.readouterr().err
-    for name in ("policy.onnx", "policy.int8.onnx", "scene.mjb"):
+    for name in ("policy.onnx", "policy.int8.onnx", "scene.mjb", "policy.ts", "contract.yaml", "stress.json"):
         (second / name).write_text("old")
     assert files.write_all(str(run), second, overwrite=True)[0] == second
     assert {file.name: file.read_text() for file in second.iterdir()} == {"policy.onnx": "new"}

@@ -74,6 +74,11 @@ class Policy {
     this.action = action.data;
     return control.data;
   }
+  check() {  // on the example: an observation and its action, computed by numpy
+    const [obs, expected] = this.graph.example, [action] = this.run(Float32Array.from(obs));
+    if (!expected.every((x, i) => Math.abs(x - action.data[i]) <= 1e-3 * Math.max(1, Math.abs(x))))
+      throw new Error("its operations compute other actions than in numpy");
+  }
   run(obs) {
     const values = {...this.arrays, obs: {data: obs, shape: [1, obs.length]}};
     for (const [name, sources, result, attributes] of this.graph.nodes)

@@ -217,7 +217,7 @@ async function main() {
     for (const name in page.scene) mj.FS.writeFile("/" + name, new Uint8Array(await unpack(page.scene[name])));
     const model = mj.MjModel.from_xml_path("/scene.xml");
     const policy = new Policy(graph, await unpack(page.weights), card.observation.terms);
-    policy.run(new Float32Array(card.observation.size));  // an unsupported network fails here, not in a later step
+    policy.check();  // an unsupported network fails here, not in a later step
     const robot = new Robot(mj, model, card, policy);
     let picture = null;
     by("status").hidden = true;
