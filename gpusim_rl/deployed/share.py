@@ -20,6 +20,7 @@ from gpusim_rl.export.policy import plain_function
 from gpusim_rl.export.scene_file import LICENCE
 from gpusim_rl.files import budgets, npz_file
 from gpusim_rl.files.safe_open import load_json, read_bytes
+from gpusim_rl.sim.robot_xml import bounded_memory
 
 MB = 1e6
 MAX_HZ, MAX_NUMBERS = 1000.0, 100_000  # control rate and observation size: a visitor's browser must not freeze
@@ -46,12 +47,12 @@ def page(folder: Path, most_mb: float) -> str:
         check(card)
         npz = folder / Path(card["files"]["numpy"]).name
         graph, weights = network(npz)
-        # An operator that robot.js computes differently is found when the page opens.
+        scene = {name: packed(content) for name, content in scene_files(folder, card["files"]["scene"]).items()}
+    Walkers(folder, 1)  # checks rates, sources, joints, actuators and the scene
+    with reading(folder), bounded_memory():  # an operator that robot.js computes differently is found by the page
         seen = np.random.default_rng(0).standard_normal(card["observation"]["size"]).round(3)
         [expected], *_ = plain_function(read_bytes(npz))({"obs": seen[None].astype(np.float32)})
         graph["example"] = [seen.tolist(), expected.tolist()]
-        scene = {name: packed(content) for name, content in scene_files(folder, card["files"]["scene"]).items()}
-    Walkers(folder, 1)  # checks rates, sources, joints, actuators and the scene
     licences = [*[folder / LICENCE] * (folder / LICENCE).is_file(), PAGE / "LICENSE.mujoco"]
     texts = {"card": json.dumps(card), "graph": json.dumps(graph)}
     texts["licence"] = "\n\n".join(read_bytes(file).decode(errors="replace") for file in licences)

@@ -38,22 +38,23 @@ TERMS = [
     term("actions", 1, "last action", 2.0, history=2),
     term("command", 1, "command x"),
 ]
+NETWORK: list[Any] = [
+    ["Gemm", ["obs", "weight", "bias"], "sum", {"transB": 1}],
+    ["Tanh", ["sum"], "action", {}],
+    ["Mul", ["action", "one"], "control", {}],
+]
+DOUBLINGS = [["Concat", [f"{'obs' if i == 0 else i}"] * 2, f"{i + 1}", {"axis": 1}] for i in range(26)]  # 3.7 GB
 
 
 def write_export(folder: Path, nodes: list | None = None, scene: str = HOPPER, **changes: Any) -> Path:
     """Write an export of a robot with one joint, with a numpy version of the network, or of other `nodes`."""
     rng = np.random.default_rng(0)
     arrays = {"weight": rng.normal(size=(1, 14)).astype(np.float32), "bias": np.float32([0.1]), "one": np.float32(1)}
-    network: list[Any] = [
-        ["Gemm", ["obs", "weight", "bias"], "sum", {"transB": 1}],
-        ["Tanh", ["sum"], "action", {}],
-        ["Mul", ["action", "one"], "control", {}],
-    ]
-    made = [helper.make_node(name, sources, [result], **settings) for name, sources, result, settings in network]
+    made = [helper.make_node(name, sources, [result], **settings) for name, sources, result, settings in NETWORK]
     files = {"onnx": "policy.onnx", "numpy": "policy.npz", "scene": "scene.xml"}
     changes = {"commands": {"x": [-1.0, 1.0]}, "files": files, **changes}
     write_robot(folder, TERMS, made, arrays, scene, **changes)
-    graph = {"nodes": nodes or network, "outputs": ["action", "control"]}
+    graph = {"nodes": nodes or NETWORK, "outputs": ["action", "control"]}
     np.savez(folder / "policy.npz", graph=json.dumps(graph), **arrays)
     return folder
 
@@ -122,6 +123,7 @@ CARD = {"observation": {"size": 14, "terms": [{**TERMS[0], "source": "task"}, *T
         ({"control_hz": 1e6, "physics_hz": 1e6}, "the page allows 1000 control steps a second"),
         ({"nodes": [["Einsum", ["obs"], "action", {}]]}, "the page has no operation Einsum"),
         ({"nodes": [[]]}, "damaged export"),
+        ({"nodes": [*DOUBLINGS, *NETWORK]}, "requires more than 2048 MB of memory"),
         ({"scene": PICTURE.format("../secret.png")}, "'../secret.png', expected one in assets/"),
         ({"scene": PICTURE.format("assets/no.png")}, "no.png"),
         ({"scene": PICTURE.format("assets/link.png")}, "is a link to"),
