@@ -76,8 +76,8 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "randomisation": (1_221, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
     "export": (1_319, "export/*"),
     "measurable terms": (60, "testing/measurable"),
-    "stress": (879, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress", "deployed/gate"),
-    "exports in viewers and reports": (189, "deployed/exported*"),
+    "stress": (766, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress"),
+    "exports in viewers and reports": (141, "deployed/exported*"),
     "share": (202, "deployed/share", "deployed/browser_mujoco"),
     "adopt": (1_160, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
     "search": (875, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
@@ -94,7 +94,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_585,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_133, "tests": 52_898, "benchmarks": 8_570}
+FOLDERS = {"tasks": 5_084, "tools": 4_133, "tests": 52_902, "benchmarks": 8_570}
 
 
 def lines_of(*paths: Path) -> int:
@@ -126,7 +126,7 @@ def test_folder_stays_within_its_line_budget(folder, most):
 def test_commands_on_exports_of_any_origin_stay_short():
     tools = [ROOT / "tools" / f"{name}.py" for name in ("stress", "share", "adopt")]
     files = [PACKAGE / "testing" / "measurable.py", *(PACKAGE / "deployed").glob("*.py")]
-    assert lines_of(*files, *tools) <= 2_765
+    assert lines_of(*files, *tools) <= 2_630
 
 
 def test_benchmarks_folder_has_only_bench_and_readme():

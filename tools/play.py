@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusim_rl.deployed.exported import open_shown
+from gpusim_rl.deployed import open_shown
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
 from gpusim_rl.export.of_run import is_export
 from gpusim_rl.files.paths import find_checkpoint

@@ -18,7 +18,7 @@ import shlex
 from contextlib import closing
 from pathlib import Path
 
-from gpusim_rl.deployed.exported import open_shown
+from gpusim_rl.deployed import open_shown
 from gpusim_rl.errors import ConfigError, friendly_errors, import_extra, say
 from gpusim_rl.files.safe_open import free_name, writing
 from gpusim_rl.options import Parser

@@ -61,7 +61,7 @@ def report(args: argparse.Namespace) -> Path:
         if len(args.runs) > 1:
             raise ConfigError(key="report", expected="runs, or one export folder", got=f"{len(args.runs)} folders")
         import_torch()
-        from gpusim_rl.deployed.exported_report import export_page
+        from gpusim_rl.deployed.exported_task import export_page
 
         out = args.out or Path(export) / "report.html"
         content = export_page(Path(export), 0 if args.no_replay else args.steps)
@@ -107,7 +107,7 @@ def pace(group: Group) -> None:
 
 def replay(group: Group, args: argparse.Namespace) -> None:
     """Add a 3D replay of the group's best run (an animation for another library's envs), or say why there is none."""
-    from gpusim_rl.deployed.exported_report import worst_fall
+    from gpusim_rl.deployed.exported_task import worst_fall
     from gpusim_rl.env import VecEnv
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.video import caption_words, moving_picture

@@ -14,19 +14,18 @@ if __name__ == "__main__":
     import _checkout  # noqa: F401
 
 import argparse
-import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from gpusim_rl.deployed import write_results
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean, first_line, friendly_errors, import_extra, say
-from gpusim_rl.export.of_run import require_onnx
-from gpusim_rl.files.safe_open import writing
+from gpusim_rl.export.of_run import is_export, require_onnx
 from gpusim_rl.options import Parser
 from gpusim_rl.settings.simulators import SIMULATORS
 from gpusim_rl.view import arguments
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from gpusim_rl.env import VecEnv
-    from gpusim_rl.env.properties import ActorProperties
     from gpusim_rl.view.player import Player
 
 GROUPS = {
@@ -66,6 +63,7 @@ class Variant:
     group: str
     changes: Mapping[str, Any] = field(default_factory=dict)  # settings by full key, as for `Player.open`
     sim: str = "mujoco"
+    factor: float = 1.0  # of what the group names, see `factors`
     reason: str = ""  # why the variant cannot be evaluated
 
 
@@ -94,7 +92,7 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
         if name not in GROUPS:
             hint = f"{did_you_mean(name, GROUPS)} Available: {', '.join(GROUPS)}"
             raise ConfigError("unknown group of variants", key=f"--only {name}", hint=hint)
-    if (Path(args.run) / "policy.json").is_file():
+    if is_export(args.run):
         return transfer_export(args, wanted)
     import_extra("matplotlib", "view", "transfer")
     with closing(open_player(args, "mujoco", 1, {})) as probe:
@@ -117,7 +115,10 @@ def transfer(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows.append({"variant": variant.name, "group": variant.group, **row})
     say(*table(rows))
     about |= {"seed": args.seed, "num_envs": args.num_envs, "seconds": args.seconds}
-    write(run_dir, {**about, "rows": rows}, draw(rows, f"{about['task']}, iteration {about['iteration']}"))
+    from gpusim_rl.run.console import finite
+
+    figure = draw(rows, f"{about['task']}, iteration {about['iteration']}")
+    write_results(run_dir, "transfer", {**about, "rows": [finite(row) for row in rows]}, figure)
     return rows
 
 
@@ -139,8 +140,7 @@ def transfer_export(args: argparse.Namespace, wanted: Sequence[str]) -> list[dic
         for row in sorted(rows, key=lambda row: (-row["falls"], -row["velocity_error"]))
     ]
     say(*table_lines([head, *cells], right=head[1:], width=None))
-    with writing(Path(args.run) / "transfer.json") as file:
-        file.write(f"{json.dumps({'seed': args.seed, 'num_envs': args.num_envs, 'rows': rows}, indent=2)}\n".encode())
+    write_results(Path(args.run), "transfer", {"seed": args.seed, "num_envs": args.num_envs, "rows": rows})
     return rows
 
 
@@ -160,6 +160,7 @@ def measure(args: argparse.Namespace, variant: Variant, plain: Mapping[str, Any]
     from gpusim_rl.run.evaluation import evaluate
 
     with closing(open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes})) as player:
+        vary(player.env, variant)
         if variant.group != "exported":
             assert player.policy is not None
             return evaluate(player.observed, player.policy, player.obs)
@@ -169,11 +170,10 @@ def measure(args: argparse.Namespace, variant: Variant, plain: Mapping[str, Any]
 
 def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Variant]]:
     """Return the settings of the plain evaluation, and all variants of the run's task."""
-    from gpusim_rl.deployed.variants import VARIANTS, variant_name
+    from gpusim_rl.deployed.variants import VARIANTS, factors, variant_name
     from gpusim_rl.env.task import control_steps
 
     env: Any = probe.env
-    name_of = partial(variant_name, control_hz=env.cfg.control_hz)
     cfg, task = env.cfg, probe.spec.config["task"]
     noise = ("noise", "shift", "brightness")
     sensors = {part: {k: v for k, v in keys.items() if k not in noise} for part, keys in cfg.observations.items()}
@@ -191,20 +191,17 @@ def plan(probe: Player, seconds: float | None) -> tuple[dict[str, Any], list[Var
         ("cone", ("pyramidal", "elliptic"), option.cone),
     ):
         variants += [Variant(name, group, {f"sim.{group}": name}) for i, name in enumerate(names) if i != now]
-    for group, section, properties, of in (
-        ("friction", "rigid_shape_properties", ("friction",), None),
-        ("mass", "rigid_body_properties", ("mass",), None),
-        ("gains", "dof_properties", ("stiffness", "damping"), servos),
-        ("effort", "dof_properties", ("effort",), None),
-    ):
-        for factor in VARIANTS[group]:
-            params, reason = scaled(env, section, properties, of, factor)
-            variants.append(Variant(name_of(group, factor), group, randomized(actor_params=params), reason=reason))
-    for steps in map(int, VARIANTS["delay"]):
-        variants.append(Variant(name_of("delay", steps), "delay", randomized(latency={"range": [steps, steps]})))
-    for share in VARIANTS["noise"]:
-        noise = {"range": [1.0, share], "operation": "scaling", "distribution": "gaussian"}
-        variants.append(Variant(name_of("noise", share), "noise", randomized(observations=noise)))
+    for group, value in ((group, value) for group, values in VARIANTS.items() for value in values):
+        changes, factor, reason = {}, 1.0, ""
+        if group == "delay":
+            changes = randomized(latency={"range": [int(value)] * 2})
+        elif group == "noise":
+            noise = {"range": [1.0, value], "operation": "scaling", "distribution": "gaussian"}
+            changes = randomized(observations=noise)
+        else:
+            factor, reason = value, "" if factors(env.sim.scene.model, group, value) else f"no {group} to scale"
+        name = variant_name(group, value, cfg.control_hz)
+        variants.append(Variant(name, group, changes, factor=factor, reason=reason))
     same = not as_trained["task.randomize"] and as_trained["task.observations"] == sensors
     reason = "the run was trained without noise or randomisation" if same else ""
     variants.append(Variant("as trained", "trained", as_trained, reason=reason))
@@ -217,89 +214,43 @@ def randomized(**params: Any) -> dict[str, Any]:
     return {"task.randomize": True, "task.randomization_params": params}
 
 
-def scaled(
-    env: VecEnv,
-    section: str,
-    properties: Sequence[str],
-    of: Callable[[ActorProperties], list[str]] | None,
-    factor: float,
-) -> tuple[dict[str, Any], str]:
-    """Return `actor_params` that scale properties of all elements or of `of(actor)`, and the reason if empty."""
-    from gpusim_rl.env.properties import ActorProperties
-    from gpusim_rl.sim.params import GROUND
+def vary(env: Any, variant: Variant) -> None:
+    """Scale the physics of all envs, in MuJoCo, by the variant's factor."""
+    from gpusim_rl.deployed.variants import factors
 
-    params: dict[str, Any] = {}
-    reasons = []
-    for actor in (*env.sim.scene.articulation_names, *([GROUND] if section == "rigid_shape_properties" else [])):
-        found = ActorProperties(env.sim, actor)
-        for name in properties:
-            try:
-                names = None if of is None else of(found)
-                if not any(quantity.default.any() for quantity in found.quantities(section, name, names)):
-                    raise TaskError(f"{name} of {actor!r} is 0")
-            except TaskError as error:
-                reasons.append(first_line(error))
-                continue
-            draw = {"range": [factor, factor], "operation": "scaling", "distribution": "uniform", "setup_only": True}
-            draw |= {} if names is None else {"names": names}
-            params.setdefault(actor, {}).setdefault(section, {})[name] = draw
-    return params, "" if params else reasons[0]
-
-
-def servos(actor: ActorProperties) -> list[str]:
-    """Select joints whose actuator force depends on their position or velocity."""
-    import mujoco
-
-    without = mujoco.mjtBias.mjBIAS_NONE.value
-    joints = [drive.joint for drive in actor.drives(None) if actor.model.actuator_biastype[drive.index] != without]
-    if not joints:
-        raise TaskError(f"{actor.name!r} has no servos")
-    return list(dict.fromkeys(joints))
-
-
-class Exported:
-    """Policy from an ONNX file."""
-
-    def __init__(self, function: Callable[..., Any], states: Sequence[Sequence[int | str]]) -> None:
-        self._function, self._states = function, states
-        self.control: Any = None  # controls of the last action, [num_envs, actuators]; None if the file has none
-
-    def initial_state(self, batch: int) -> tuple[Tensor, ...]:
-        """Return all-zero recurrent states, each [layers, batch, units]."""
-        import torch
-
-        return tuple(torch.zeros([batch if size == "batch" else int(size) for size in shape]) for shape in self._states)
-
-    def act(
-        self, obs: dict[str, Tensor], hidden: tuple[Tensor, ...], *, deterministic: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the actions and the next recurrent states."""
-        import torch
-
-        inputs = [value.contiguous().numpy() for value in (obs["policy"], *hidden)]
-        action, *rest = (torch.from_numpy(output) for output in self._function(*inputs))
-        if len(rest) > len(hidden):
-            self.control = rest.pop(0)
-        return action, tuple(rest)
+    if variant.factor != 1.0:
+        for name, factor in factors(env.sim.scene.model, variant.group, variant.factor).items():
+            env.sim.expand(name).numpy()[:] *= factor
 
 
 def exported(args: argparse.Namespace, env: Any, folder: Path) -> Any:
-    """Return the exported policy; if its card has controls, they replace the task's `apply_action`."""
+    """Return the policy of an ONNX file; if its card has controls, they replace the task's `apply_action`."""
     require_onnx("exported")
+    import torch
+
     from gpusim_rl.export import files, parity
     from gpusim_rl.sim.actuators import control_names
 
     _, card = files.write_all(args.run, folder, int8=False, trust=args.trust, config_dir=args.config_dir)
-    policy = Exported(parity.onnx_function(folder / files.ONNX), [row["shape"] for row in card["recurrent_state"]])
-    if "control" in card:
-        names = [name for name, _ in control_names(env.sim.scene.model)]
-        columns = [names.index(row["name"]) for row in card["actuators"]]
+    function, shapes = parity.onnx_function(folder / files.ONNX), [row["shape"] for row in card["recurrent_state"]]
+    names, policy = [name for name, _ in control_names(env.sim.scene.model)], SimpleNamespace()
+    columns = [names.index(row["name"]) for row in card["actuators"]] if "control" in card else None
 
-        def apply(_: Tensor) -> None:
-            if policy.control is not None:
-                env.sim.ctrl[:, columns] = policy.control
+    def initial_state(batch: int) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros([batch if size == "batch" else size for size in shape]) for shape in shapes)
 
-        env.task.apply_action = apply
+    def act(obs: dict[str, Tensor], hidden: tuple[Tensor, ...], **_: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        outputs = function(*(value.contiguous().numpy() for value in (obs["policy"], *hidden)))
+        action, *rest = map(torch.from_numpy, outputs)
+        policy.control = None if columns is None else rest.pop(0)
+        return action, tuple(rest)
+
+    def apply_action(_: Tensor) -> None:
+        env.sim.ctrl[:, columns] = policy.control
+
+    policy.initial_state, policy.act = initial_state, act
+    if columns is not None:
+        env.task.apply_action = apply_action
     return policy
 
 
@@ -362,19 +313,6 @@ def draw(rows: list[dict[str, Any]], title: str) -> Figure:
     words = f"{plain['episodes']:.0f} episodes each; grey: within 10 % of plain; bars: standard error of the difference"
     figure.suptitle(f"{title}: {words}", fontsize="medium")
     return figure
-
-
-def write(run_dir: Path, result: Mapping[str, Any], figure: Figure) -> None:
-    """Write transfer.json and transfer.png into the run folder, replacing earlier ones."""
-    from gpusim_rl.run.console import finite
-    from gpusim_rl.view.charts import save
-
-    with writing(run_dir / "transfer.json") as file:
-        text = json.dumps({**result, "rows": [finite(row) for row in result["rows"]]}, indent=2)
-        file.write(f"{text}\n".encode())
-    with writing(run_dir / "transfer.png") as file:
-        save(figure, file, "png")
-    say(str(run_dir / "transfer.json"), str(run_dir / "transfer.png"))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import mujoco
 import numpy as np
@@ -16,7 +15,7 @@ from mujoco.batch import Batch
 from gpusim_rl.errors import ConfigError, UserError
 from gpusim_rl.export import CARD
 from gpusim_rl.export.policy import load_network
-from gpusim_rl.files.safe_open import read_bytes
+from gpusim_rl.files.safe_open import load_json, refuse_links
 from gpusim_rl.machine.hardware import available_cpus
 from gpusim_rl.sim.actuators import control_names
 from gpusim_rl.sim.robot_xml import bounded_memory, read_mjcf
@@ -24,13 +23,13 @@ from gpusim_rl.sim.robot_xml import bounded_memory, read_mjcf
 TORSO = ("torso", "trunk", "pelvis", "base")  # part of the name of the body that forces and payloads act on
 FALLEN = 0.6  # height of the base, relative to standing, below which a robot has fallen
 TILTED = 0.5  # z of the base's up axis below which a robot has fallen: 60 degrees
+MAX_SPEED = 1e5  # [m/s, rad/s], above which a robot has diverged
 STILL = 1e-3  # norm of a command that counts as zero
-MAX_DELAY = 10  # [control steps]
+MAX_DELAY_S, MAX_DELAY = 0.2, 3  # longest delay: the longer of a time and a number of control steps
 MIN_HZ, MAX_HZ, MAX_SUBSTEPS = 10.0, 2000.0, 1000  # control rate [Hz]; physics steps in a control step
-_VEL = mujoco.mjtStage.mjSTAGE_VEL.value
+WORLD_SENSORS = ("FRAME", "SUBTREE", "MAGNETOMETER", "GEOMNORMAL", "GEOMFROMTO")  # types that measure in its frame
 
-Read = Callable[[np.ndarray], np.ndarray]
-"""Observation source: values of the robots with the given indices, [robots, size]."""
+Read = Callable[[np.ndarray], np.ndarray]  # values of the robots with the given indices, [robots, size]
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def reading(path: Path) -> Iterator[None]:
 class Walkers:
     """Batch of robots driven by one exported policy; bit-identical for any number of threads.
 
-    Arrays have a row per robot, and callers write to `command`, `force`, `delay`, `noise`, `down` and `vary(...)`.
+    Arrays have a row per robot. Callers write to the state, `command` and the disturbances, and `step`.
 
     Args:
         folder: Export folder; nothing in it is executed.
@@ -66,15 +65,17 @@ class Walkers:
         if not (folder / CARD).is_file():
             raise ConfigError(f"no {CARD} in this folder", key=str(folder), hint="Try gpusim-rl export")
         with reading(folder), bounded_memory():
-            self.card: dict[str, Any] = json.loads(read_bytes(folder / CARD))
+            refuse_links(folder)
+            self.card = load_json(folder / CARD)
             self.control_hz, self.dt = float(self.card["control_hz"]), 1.0 / float(self.card["control_hz"])
-            self.commands = [*self.card["commands"]]
+            self.ranges, self.commands = self.card["commands"], [*self.card["commands"]]  # trained ranges; names
+            for name, ends in self.ranges.items():
+                if ends is not None and (np.shape(ends) != (2,) or not -math.inf < ends[0] <= ends[1] < math.inf):
+                    raise ConfigError("damaged card", key=f"commands.{name}", expected="a range", got=ends)
             self._run = load_network(folder, self.card["files"], providers=["CPUExecutionProvider"])
             self._read_scene()
             self._read_actuators()
-            self._allocate()
-            self._noise = np.random.default_rng(seed)
-            self._readers = [self._reader(term["source"].split()) for term in self.terms]
+            self._allocate(seed)
             self._check()
             self.reset()
 
@@ -87,14 +88,15 @@ class Walkers:
         if not (MIN_HZ <= self.control_hz <= MAX_HZ and 1 <= self._substeps <= MAX_SUBSTEPS):
             raise ValueError(f"{self.control_hz:g} control steps per second, of {self._substeps} physics steps")
         free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
-        if not len(free):
+        base = np.bincount(model.body_rootid[model.dof_bodyid], minlength=1).argmax()  # objects have fewer joints
+        if base not in model.jnt_bodyid[free]:
             raise ConfigError("the robot has no free base")
-        self.root, self._v = int(model.jnt_qposadr[free[0]]), int(model.jnt_dofadr[free[0]])
-        self._free = [int(model.jnt_dofadr[joint]) for joint in free]
-        self.base = int(model.jnt_bodyid[free[0]])
-        robot = [body for body in range(model.nbody) if model.body_rootid[body] == model.body_rootid[self.base]]
+        self.root, first = int(model.jnt_qposadr[model.body_jntadr[base]]), int(model.body_dofadr[base])
+        self.linear, self.angular = slice(first, first + 3), slice(first + 3, first + 6)  # columns of qvel
+        self._spins = model.jnt_dofadr[free][:, None] + np.arange(3, 6)
+        robot = np.flatnonzero(model.body_rootid == base)
         named = [body for name in TORSO for body in robot if name in model.body(body).name.rpartition("/")[2].lower()]
-        self.torso = (*named, self.base)[0]
+        self.base, self.torso = int(base), int((*named, base)[0])
 
     def _read_actuators(self) -> None:
         card = self.card
@@ -106,39 +108,42 @@ class Walkers:
             raise ConfigError(f"the scene has no actuator {unknown[0]!r}")
         self.columns = np.array([columns[row["name"]] for row in card["actuators"]], int)
         self._start = np.concatenate([card["start"]["qpos"], card["start"]["qvel"]]).astype(float)
+        self._most_spin = float(card.get("max_angular_velocity") or math.inf)  # not part of a MuJoCo model
         if "control" not in card:
             raise ConfigError("no controls in the card: only the task can apply actions")
         offset = np.array(card["control"]["offset"], float)
-        held = [self.joints.get(row.get("joint")) if row.get("kp") else None for row in card["actuators"]]
-        hold = [zero if row is None else self._start[row["qpos"]] for row, zero in zip(held, offset, strict=True)]
+        angles = dict(zip(self.joints, self._start[: self.model.nq][self.qpos_of], strict=False))
+        held = [angles.get(row.get("joint")) if row.get("kp") else None for row in card["actuators"]]
+        hold = [zero if angle is None else angle for angle, zero in zip(held, offset, strict=True)]
         self._baselines = {"zero": offset, "hold": np.array(hold, float)}
         self.holds_at_zero = np.allclose(*self._baselines.values(), atol=1e-3)  # both baselines are the same
 
-    def _allocate(self) -> None:
-        num, size, states = self.num, self.card["action"]["size"], self.card["recurrent_state"]
+    def _allocate(self, seed: int) -> None:
+        num, size, delays = self.num, self.card["action"]["size"], max(MAX_DELAY, round(MAX_DELAY_S * self.control_hz))
         self._batch = Batch(self.model, num, nthread=min(available_cpus(), num))
         self.state, self.qpos, self.qvel = self._batch.state, self._batch.bind("qpos"), self._batch.bind("qvel")
         self._ctrl, self._xfrc = self._batch.bind("ctrl"), self._batch.bind("xfrc_applied")
-        self._sensors = self._batch.bind("sensordata")
+        self._varied, self._stale = dict[str, np.ndarray](), False
         self.command = np.zeros((num, len(self.commands)))  # in the card's order
         self.force = np.zeros((num, 3))  # on the torso: forward, left, up [N]
-        self.force_until = np.full(num, np.inf)  # control step of the episode at which the force ends
-        self.delay = np.zeros(num, int)  # of the controls [control steps], at most MAX_DELAY
+        self.force_until = np.full(num, np.inf)  # end of the force [control steps of the episode]
+        self.delay = np.zeros(num, int)  # of the controls [control steps], at most `max_delay`
         self.noise = np.zeros(num)  # standard deviation of observation noise, relative to each value
-        self.down = np.tile([0.0, 0.0, -1.0], (num, 1))  # direction of gravity; see `slope`
+        self.down = np.tile([0.0, 0.0, -1.0], (num, 1))  # direction of gravity that policies observe
         self.action = np.zeros((num, size), np.float32)
         self.targets = np.zeros((num, len(self.columns)))  # controls in the card's order, not delayed
         self.steps = np.zeros(num, int)  # control steps since the episode's start
-        self._stage = _VEL  # accelerometers need more
-        self._varied: dict[str, np.ndarray] = {}
-        self._reweighed = np.zeros(num, bool)
-        self._queue = np.zeros((num, 1 + MAX_DELAY, len(self.columns)))  # latest controls, newest first
-        self.terms = self.card["observation"].get("terms", [])
+        self.max_delay, self._sent = delays, np.zeros((num, 1 + delays, len(self.columns)))  # targets, by step: a ring
+        self._noise, self._stage = np.random.default_rng(seed), mujoco.mjtStage.mjSTAGE_VEL.value
+        self.terms, self.world_terms = self.card["observation"].get("terms", []), list[str]()
+        self._readers = [self._reader(term["source"], term["name"]) for term in self.terms]
         self._frames = [np.zeros((num, term["history"], term["size"]), np.float32) for term in self.terms]
-        shapes = [[num if n == "batch" else n for n in state["shape"]] for state in states]
-        self._states = {s["input"]: np.zeros(shape, s["dtype"]) for s, shape in zip(states, shapes, strict=True)}
-        by_row = [np.moveaxis(self._states[s["input"]], s["shape"].index("batch"), 0) for s in states]
-        self._policy_state = [self.action, self.steps, self._queue, *self._frames, *by_row]
+        states = {row["input"]: (row["shape"], row["dtype"]) for row in self.card["recurrent_state"]}
+        self._hidden = {
+            name: np.zeros((num, layers, units), kind) for name, ((layers, _, units), kind) in states.items()
+        }
+        self._episode = [self.action, self.steps, self._sent, *self._frames, *self._hidden.values()]
+        self._saved = [self.state, self.command, self.targets, *self._episode]
 
     def _check(self) -> None:
         """Raise unless all observation terms are known and the network fits the card."""
@@ -151,120 +156,106 @@ class Walkers:
         if not np.isfinite(self.action[0]).all():
             raise ValueError("the network's output is not finite")
 
-    def _reader(self, source: list[str]) -> Read | None:
+    def _reader(self, source: str, term: str) -> Read | None:
         """Return the reader of an observation source, or None if only the task can compute it."""
-        joints, base = self.joints, slice(self._v, self._v + 3)
-        match source:
+        joints, words = self.joints, source.split()
+        match words:
             case ["sensor", name]:
-                sensor = self.model.sensor(name)
-                columns = slice(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0]))
+                sensor, values = self.model.sensor(name), self._batch.sensor(name).data
                 self._stage = max(self._stage, int(self.model.sensor_needstage[sensor.id]))
-                return lambda rows: self._sensors[rows, columns]
-            case ["joint", "positions"]:
-                return lambda rows: self.qpos[rows[:, None], self.qpos_of]
-            case ["joint", "positions", "from", "the", "pose"]:
-                return lambda rows: self.qpos[rows[:, None], self.qpos_of] - self.pose
-            case ["joint", "velocities"]:
-                return lambda rows: self.qvel[rows[:, None], self.qvel_of]
-            case ["velocity", "of", joint] if joint in joints:
-                return lambda rows: self.qvel[rows, joints[joint]["qvel"], None]
-            case ["position" | "sine" | "cosine" as what, "of", joint] if joint in joints:
-                function = {"position": np.asarray, "sine": np.sin, "cosine": np.cos}[what]
-                return lambda rows: function(self.qpos[rows, joints[joint]["qpos"], None])
-            case ["gravity"]:
-                return lambda rows: self._in_base(rows, self.down[rows])
-            case ["base", "velocity"]:
-                return lambda rows: self._in_base(rows, self.qvel[rows, base])
-            case ["base", "angular", "velocity"]:
-                return lambda rows: self.qvel[rows, self._v + 3 : self._v + 6]  # MuJoCo stores it in the body frame
-            case ["last", "action"]:
-                return lambda rows: self.action[rows]
+                kind = mujoco.mjtSensor(int(sensor.type[0])).name.removeprefix("mjSENS_")
+                self.world_terms += [term] * (sensor.refid[0] < 0 and kind.startswith(WORLD_SENSORS))
+                return lambda rows: values[rows]
+            case ["position" | "velocity" | "sine" | "cosine" as what, "of", joint] if joint in joints:
+                array, key = (self.qvel, "qvel") if what == "velocity" else (self.qpos, "qpos")
+                function = {"sine": np.sin, "cosine": np.cos}.get(what, np.asarray)
+                return lambda rows: function(array[rows, joints[joint][key], None])
             case ["command", *names] if {*names} <= {*self.commands}:
                 columns = [self.commands.index(name) for name in names]
                 return lambda rows: self.command[rows[:, None], columns]
             case ["phase", "sine" | "cosine" as wave, period, offset, *rest] if len(rest) in (0, 2):
-                turn, shift, fixed = math.tau / float(period), float(offset), [float(value) for value in rest[1:]]
-                return lambda rows: self._wave(rows, getattr(np, wave[:3]), turn, shift, fixed)
-        return None
+                turn, shift = math.tau / float(period), float(offset)
+                fixed, still = (float(rest[1]), STILL) if rest else (0.0, -1.0)  # value while the command is zero
 
-    def _wave(self, rows: np.ndarray, wave: Callable, turn: float, shift: float, fixed: list[float]) -> np.ndarray:
-        """Return the gait's clock; with `fixed`, its value while the command is zero."""
-        values = wave(turn * self.steps[rows] * self.dt + shift)
-        still = np.linalg.norm(self.command[rows], axis=1) < STILL
-        return (np.where(still, fixed[0], values) if fixed else values)[:, None]
+                def phase(rows: np.ndarray) -> np.ndarray:
+                    values = getattr(np, wave[:3])(turn * self.steps[rows] * self.dt + shift)
+                    return np.where(np.linalg.norm(self.command[rows], axis=1) < still, fixed, values)[:, None]
+
+                return phase
+        others: dict[str, Read] = {
+            "joint positions": lambda rows: self.qpos[rows[:, None], self.qpos_of],
+            "joint positions from the pose": lambda rows: self.qpos[rows[:, None], self.qpos_of] - self.pose,
+            "joint velocities": lambda rows: self.qvel[rows[:, None], self.qvel_of],
+            "gravity": lambda rows: self._in_base(rows, self.down[rows]),
+            "base velocity": lambda rows: self._in_base(rows, self.qvel[rows, self.linear]),
+            "base angular velocity": lambda rows: self.qvel[rows, self.angular],  # MuJoCo has it in the body frame
+            "last action": lambda rows: self.action[rows],
+        }
+        return others.get(" ".join(words))
 
     def vary(self, field: str) -> np.ndarray:
         """Return a model field's values per robot, such as `geom_friction`, for writing until `restore`."""
+        self._stale |= field.startswith("body_")
         return self._varied.setdefault(field, self._batch.expand(field))
 
     def restore(self) -> None:
         """Remove all disturbances: the model's own fields, no force, delay or noise."""
         for field, values in self._varied.items():
-            values[:] = getattr(self.model.opt, field[4:]) if field.startswith("opt.") else getattr(self.model, field)
-        if self._reweighed.any():
-            self._batch.set_const(np.flatnonzero(self._reweighed))
-            self._reweighed[:] = False
+            own = getattr(self.model.opt, field[4:]) if field.startswith("opt.") else getattr(self.model, field)
+            if (values != own).any():
+                self.vary(field)[:] = own
         self.force[:], self.force_until[:], self.delay[:], self.noise[:] = 0.0, np.inf, 0, 0.0
         self.down[:] = 0.0, 0.0, -1.0
-
-    def slope(self, rows: np.ndarray, angle: np.ndarray, downhill: np.ndarray) -> None:
-        """Tilt gravity by an angle [rad], [robots], towards a direction of the heading frame, [robots, 3]."""
-        flat = self._from_heading(rows, downhill)
-        self.down[rows] = np.sin(angle)[:, None] * flat - np.cos(angle)[:, None] * [0.0, 0.0, 1.0]
-        self.vary("opt.gravity")[rows] = np.linalg.norm(self.model.opt.gravity) * self.down[rows]
 
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Start an episode of the given robots: the card's start, without last action, history and controls."""
         rows = np.arange(self.num) if rows is None else rows
-        self._batch.reset(rows)
+        self._batch.reset(rows, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         self.qpos[rows], self.qvel[rows] = np.split(self._start, [self.model.nq])
-        self.force[rows] = 0.0
-        for array in self._policy_state:
+        for array in self._episode:
             array[rows] = 0
-        self.refresh(rows)
 
-    def refresh(self, rows: np.ndarray | None = None, constants: bool = False) -> None:
-        """Compute sensors after writes to the state, and with `constants` the model's fields that depend on masses."""
-        if constants:
-            self._batch.set_const(rows)
-            self._reweighed[slice(None) if rows is None else rows] = True
+    def refresh(self, rows: np.ndarray | None = None) -> None:
+        """Compute the sensors of the given robots, as before each action."""
         self._batch.forward(rows, stage=self._stage)
 
-    def copy(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copy state and policy state, but no disturbances, from one robot to another each."""
-        for array in (self.state, self.command, self.targets, *self._policy_state):
-            array[target] = array[source]
-        self.refresh(target)
+    def save(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return a copy of state, command and policy state of the given robots, without disturbances."""
+        return [array[rows] for array in self._saved]
 
-    def push(self, rows: np.ndarray, velocity: np.ndarray) -> None:
-        """Add to the velocity of the base: forward, left, up [m/s], [robots, 3]."""
-        self.qvel[rows, self._v : self._v + 3] += self._from_heading(rows, velocity)
-        self.refresh(rows)
+    def load(self, rows: np.ndarray, saved: list[np.ndarray]) -> None:
+        """Set the given robots to what `save` returned."""
+        for array, values in zip(self._saved, saved, strict=True):
+            array[rows] = values
 
     def step(self, active: np.ndarray | None = None) -> None:
         """Take one control step of the robots in a mask, or of all."""
         rows = np.arange(self.num) if active is None else np.flatnonzero(active)
         if not len(rows):
             return
+        if self._stale:  # fields that depend on masses
+            self._batch.set_const()
+            self._stale = False
         if self.policy == "file":
             self._act(rows)
         else:
             self.targets[rows] = self._baselines[self.policy]
-        queue = np.where((self.steps[rows] == 0)[:, None, None], self.targets[rows, None], self._queue[rows])
-        self._queue[rows] = np.concatenate([self.targets[rows, None], queue[:, :-1]], axis=1)
-        self._ctrl[rows[:, None], self.columns] = self._queue[rows, self.delay[rows]]
-        self.force[self.steps >= self.force_until] = 0.0
-        self._xfrc[rows, self.torso, :3] = self._from_heading(rows, self.force[rows])
-        self._batch.step(rows, nstep=self._substeps, stage=_VEL)
-        if limit := self.card.get("max_angular_velocity"):  # not part of a MuJoCo model
-            for first in self._free:
-                speed = np.linalg.norm(self.qvel[rows, first + 3 : first + 6], axis=1, keepdims=True)
-                self.qvel[rows, first + 3 : first + 6] *= np.minimum(1.0, limit / np.maximum(speed, 1e-9))
-            self.refresh(rows)
+        now, ring = self.steps[rows], self._sent.shape[1]
+        self._sent[rows, now % ring] = self.targets[rows]
+        late = np.minimum(self.delay[rows], now)  # the first targets last until later ones arrive
+        self._ctrl[rows[:, None], self.columns] = self._sent[rows, (now - late) % ring]
+        share = np.clip(self.force_until[rows] - now, 0.0, 1.0)  # of this control step
+        self._xfrc[rows, self.torso, :3] = self.from_heading(rows, share[:, None] * self.force[rows])
+        self._batch.step(rows, nstep=self._substeps)
+        if self._most_spin < math.inf:
+            spin = self.qvel[rows[:, None, None], self._spins]
+            speed = np.maximum(np.linalg.norm(spin, axis=2, keepdims=True), 1e-9)
+            self.qvel[rows[:, None, None], self._spins] = spin * np.minimum(1.0, self._most_spin / speed)
         self.steps[rows] += 1
 
     def _act(self, rows: np.ndarray) -> None:
         """Observe, run the network and set targets of the given robots."""
+        self.refresh(rows)
         for term, read, frames in zip(self.terms, self._readers, self._frames, strict=True):
             assert read is not None
             value = read(rows)
@@ -275,16 +266,12 @@ class Walkers:
             older = np.where((self.steps[rows] == 0)[:, None, None], frame[:, None], frames[rows, 1:])
             frames[rows] = np.concatenate([older, frame[:, None]], axis=1)
         obs = np.concatenate([frames[rows].reshape(len(rows), -1) for frames in self._frames], axis=1)
-        inputs: dict[str, np.ndarray] = {"obs": obs}
-        axes = [state["shape"].index("batch") for state in self.card["recurrent_state"]]
-        for (name, value), axis in zip(self._states.items(), axes, strict=True):
-            inputs[name] = np.take(value, rows, axis)
-        action, control, *states = self._run(inputs)
-        for value, axis, new in zip(self._states.values(), axes, states, strict=True):
-            np.moveaxis(value, axis, 0)[rows] = np.moveaxis(new, axis, 0)
-        self.action[rows], self.targets[rows] = action, control
+        hidden = {name: values[rows].swapaxes(0, 1) for name, values in self._hidden.items()}
+        self.action[rows], self.targets[rows], *states = self._run({"obs": obs, **hidden})
+        for values, new in zip(self._hidden.values(), states, strict=True):
+            values[rows] = new.swapaxes(0, 1)
 
-    def _quaternion(self, rows: np.ndarray) -> np.ndarray:
+    def _quaternion(self, rows: np.ndarray | slice) -> np.ndarray:
         return self.qpos[rows, self.root + 3 : self.root + 7].T
 
     def _in_base(self, rows: np.ndarray, vector: np.ndarray) -> np.ndarray:
@@ -293,14 +280,12 @@ class Walkers:
         turned = 2.0 * np.cross(axis, vector)
         return vector + w * turned + np.cross(axis, turned)
 
-    def _yaw(self, rows: np.ndarray) -> np.ndarray:
+    def from_heading(self, rows: np.ndarray | slice, vector: np.ndarray, sign: float = 1.0) -> np.ndarray:
+        """Rotate vectors [robots, 3] or [3] from the heading frame (forward, left, up) to the world frame, or back."""
         w, x, y, z = self._quaternion(rows)
-        return np.arctan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
-
-    def _from_heading(self, rows: np.ndarray, vector: np.ndarray, sign: float = 1.0) -> np.ndarray:
-        """Rotate vectors [robots, 3] from the heading frame (forward, left, up) to the world frame, or back."""
-        cos, sin = np.cos(self._yaw(rows)), sign * np.sin(self._yaw(rows))
-        x, y, z = vector.T
+        yaw = np.arctan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+        cos, sin = np.cos(yaw), sign * np.sin(yaw)
+        x, y, z = np.broadcast_to(vector, (len(yaw), 3)).T
         return np.column_stack([cos * x - sin * y, sin * x + cos * y, z])
 
     @property
@@ -309,21 +294,16 @@ class Walkers:
         return self.qpos[:, self.root + 2]
 
     @property
-    def up(self) -> np.ndarray:
-        """Vertical part of the base's up axis, shape [num]."""
-        _, x, y, _ = self._quaternion(np.arange(self.num))
-        return 1.0 - 2.0 * (x * x + y * y)
-
-    @property
     def velocity(self) -> np.ndarray:
         """Velocity in the heading frame, x, y [m/s] and yaw [rad/s], shape [num, 3]."""
-        rows, (w, x, y, z) = np.arange(self.num), self._quaternion(np.arange(self.num))
-        linear = self._from_heading(rows, self.qvel[:, self._v : self._v + 3], -1.0)
-        spin = self.qvel[:, self._v + 3 : self._v + 6].T
+        (w, x, y, z), spin = self._quaternion(slice(None)), self.qvel[:, self.angular].T
         yaw = 2 * (x * z - w * y) * spin[0] + 2 * (y * z + w * x) * spin[1] + (1 - 2 * (x * x + y * y)) * spin[2]
-        return np.column_stack([linear[:, :2], yaw])
+        return np.column_stack([self.from_heading(slice(None), self.qvel[:, self.linear], -1.0)[:, :2], yaw])
 
     def fallen(self, standing: float) -> np.ndarray:
         """Return a mask of robots below FALLEN of the standing height [m], tilted by over 60 degrees, or diverged."""
-        with np.errstate(invalid="ignore"):
-            return ~((self.height >= FALLEN * standing) & (self.up >= TILTED))
+        sound = (np.abs(self.qvel) < MAX_SPEED).all(axis=1) & np.isfinite(self.targets).all(axis=1)
+        _, x, y, _ = self._quaternion(slice(None))
+        with np.errstate(invalid="ignore", over="ignore"):
+            up = 1.0 - 2.0 * (x * x + y * y)
+        return ~(sound & (self.height >= FALLEN * standing) & (up >= TILTED))

@@ -94,7 +94,7 @@ class MujocoSim(Sim):
         self._written[:] = True
         self._ray_groups = RayGroups(scene)
         self._cameras = Cameras(scene, (self.qpos, self.mocap_pos, self.mocap_quat), self.num_threads)
-        self._params = Params(scene, self.device, self._expand, self._wrote_param)
+        self._params = Params(scene, self.device, self.expand, self._wrote_param)
         self._mirror[:] = self._start
         self.refresh()
 
@@ -112,11 +112,12 @@ class MujocoSim(Sim):
         if self._waiting:
             self._history = self._batch.bind("history")
 
-    def _expand(self, field: str) -> Tensor:
-        if FIELDS[field].pictures:
+    def expand(self, field: str) -> Tensor:
+        """Return a model field's values in all worlds, for writing; derived constants update at the next step."""
+        kind = FIELDS.get(field, FIELDS["geom_friction"])  # pair_friction is no `Param`
+        if kind.pictures:
             return self._cameras.own(field)
-        if FIELDS[field].constants:
-            self._stale[:] = True
+        self._stale |= kind.constants
         return torch.from_numpy(self._batch.expand("opt.gravity" if field == "gravity" else field))
 
     def _wrote_param(self, field: str, where: Bool[Tensor, " envs"]) -> None:
@@ -212,8 +213,7 @@ class MujocoSim(Sim):
     def step(self, substeps: int) -> None:
         self._derive_constants()
         self._write_states()
-        self._written[:] = False
-        self._moved[:] = False
+        self._written[:] = self._moved[:] = False
         for target, source in self._inputs:
             np.copyto(target, source)
         if self._waiting:  # an episode's first control fills the delay buffers

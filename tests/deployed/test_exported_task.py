@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpusim_rl.deployed.exported_report import export_page
-from gpusim_rl.deployed.exported_task import open_export
+from gpusim_rl.deployed.exported_task import export_page, open_export
 from gpusim_rl.deployed.walkers import Walkers
 from gpusim_rl.errors import ConfigError
 
@@ -24,6 +23,11 @@ pytest_plugins = ["helpers.tool_runs"]
 @pytest.fixture
 def folder(exported, tmp_path) -> Path:
     return shutil.copytree(exported("Go1Velocity"), tmp_path / "export")
+
+
+def change_card(folder: Path, **changes: Any) -> None:
+    card = json.loads((folder / "policy.json").read_text())
+    (folder / "policy.json").write_text(json.dumps({**card, **changes}))
 
 
 def test_player_takes_the_steps_of_walkers_and_obeys_commands(folder):
@@ -59,18 +63,10 @@ def test_play_and_record_accept_an_export(folder, load_tool, capsys, tmp_path):
 
 
 def test_scene_is_the_one_that_the_card_names(folder):
-    card = json.loads((folder / "policy.json").read_text())
-    card["files"]["scene"] = "robot.xml"
-    (folder / "policy.json").write_text(json.dumps(card))
+    change_card(folder, files={"onnx": "policy.onnx", "scene": "robot.xml"})
     (folder / "scene.xml").rename(folder / "robot.xml")
     with closing(open_export(folder, 1, "zero")) as player:
         assert player.env.num_envs == 1
-
-
-def test_folder_with_a_link_is_rejected(folder, tmp_path):
-    (folder / "videos").symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="videos"):
-        open_export(folder, 1, "zero")
 
 
 @pytest.mark.parametrize(
@@ -92,20 +88,13 @@ def test_options_without_effect_are_rejected(folder, load_tool, capsys, option):
     assert " ".join(option) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"control_hz": 1e9},
-        {"control_hz": "fast"},
-        {"commands": {"x": [0.0, float("inf")]}},
-        {"commands": {"x": ["a", "b"]}},
-        {"commands": {"x": [1.0, -1.0]}},
-        {"task": None, "joints": 3},
-    ],
-)
+DAMAGED: list[dict] = [{"control_hz": 1e9}, {"control_hz": "fast"}, {"task": None, "joints": 3}]
+DAMAGED += [{"commands": {"x": ends}} for ends in ([0.0, float("inf")], ["a", "b"], [1.0, -1.0])]
+
+
+@pytest.mark.parametrize("changes", DAMAGED)
 def test_damaged_card_is_rejected_in_one_line(folder, changes):
-    card = json.loads((folder / "policy.json").read_text())
-    (folder / "policy.json").write_text(json.dumps({**card, **changes}))
+    change_card(folder, **changes)
     with pytest.raises(ConfigError) as error:
         open_export(folder, 1, "trained")
     assert "\n" not in str(error.value) and re.search("export|command", str(error.value))
@@ -150,8 +139,8 @@ def test_report_of_an_export_has_card_and_stress_test(folder, load_tool):
     (folder / "policy.json").write_text(json.dumps(card))
     page = report(load_tool, str(folder))
     assert page.count("<iframe") == 2 and page.count("<img ") == 1
-    for text in ("&gt;3", "0.66", "pushes of 1 m/s", "5.0 to 70", "delay &lt;u&gt;", "&lt;script&gt;", "&lt;svg&gt;"):
-        assert text in page
+    words = ("&gt;3", "0.66", "pushes of 1 m/s", "5.0 to 70.0 %", "delay &lt;u&gt;", "&lt;script&gt;", "&lt;svg&gt;")
+    assert [text for text in words if text not in page] == []
     assert not re.search("push <b>|from <i>|<u>|<script>|<svg>", page)
 
 

@@ -29,25 +29,16 @@ HOPPER = """
 </mujoco>
 """
 
-STATUE = """
-<mujoco>
-  <option iterations="10"/>
-  <worldbody>
-    <geom type="plane" size="5 5 1"/>
-    <body name="base" pos="0 0 0.3">
-      <freejoint/>
-      <geom type="box" size="0.1 0.2 0.3"/>
-      <site name="imu"/>
-      <body name="torso" pos="0 0 0.3">
-        <joint name="knee" axis="0 0 1" range="-1 1"/>
-        <geom type="capsule" fromto="0 0 0 0 0.1 0" size="0.02"/>
-      </body>
-    </body>
-  </worldbody>
-  <actuator><position name="servo" joint="knee" kp="20" kv="1" forcerange="-5 5"/></actuator>
-  <sensor><gyro name="gyro" site="imu"/></sensor>
-</mujoco>
-"""  # twice as wide as long: falls forward and backward before it falls to a side
+STATUE = HOPPER  # twice as wide as long: falls forward and backward before it falls to a side
+for old, new in {
+    "<mujoco>": '<mujoco>\n  <option iterations="10"/>',
+    'size="0.2 0.1 0.05"': 'size="0.1 0.2 0.3"',
+    'name="leg" pos="0 0 -0.05"': 'name="torso" pos="0 0 0.3"',
+    'axis="0 1 0"': 'axis="0 0 1"',
+    'fromto="0 0 0 0 0 -0.2"': 'fromto="0 0 0 0 0.1 0"',
+    'kv="1"': 'kv="1" forcerange="-5 5"',
+}.items():
+    STATUE = STATUE.replace(old, new)
 
 
 def term(name: str, size: int, source: str, scale: float = 1.0, history: int = 1) -> dict:
@@ -82,13 +73,7 @@ def write_hopper(folder: Path, terms: list[dict] | None = None, scene: str = HOP
 
 
 def write_robot(
-    folder: Path,
-    terms: list[dict],
-    nodes: list,
-    arrays: dict,
-    scene: str,
-    states: Sequence[dict] = (),
-    **changes: object,
+    folder: Path, terms: list, nodes: list, arrays: dict, scene: str, states: Sequence[dict] = (), **changes: object
 ) -> Path:
     """Write card, scene and policy.onnx of a robot with one joint; `changes` replace entries of the card."""
     size = sum(row["size"] * row["history"] for row in terms)

@@ -40,7 +40,9 @@ def open_variant(transfer, args: Namespace, name: str) -> closing[VecEnv]:
     with closing(transfer.open_player(args, "mujoco", 1, {})) as probe:
         plain, variants = transfer.plan(probe, args.seconds)
     [variant] = [variant for variant in variants if variant.name == name]
-    return closing(transfer.open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes}).env)
+    env = transfer.open_player(args, variant.sim, args.num_envs, {**plain, **variant.changes}).env
+    transfer.vary(env, variant)
+    return closing(env)
 
 
 def test_run_is_compared_across_changed_physics(transfer, capsys):
@@ -99,7 +101,7 @@ def test_variants_reach_the_physics(transfer):
         ("friction x0.4", GROUND, "geom_friction", 0.4),
         ("mass x1.1", "ant", "body_mass", 1.1),
         ("mass x1.1", "ant", "body_inertia", 1.1),
-        ("effort x0.9", "ant", "actuator_gear", 0.9),
+        ("effort x0.9", "ant", "actuator_gainprm", 0.9),
     ):
         with open_variant(transfer, args, name) as env:
             param = env.sim.param(field, actor)
@@ -119,7 +121,7 @@ def test_variants_reach_the_physics(transfer):
         assert 0.05 < float((obs / clean - 1.0)[clean.abs() > 1e-3].std()) < 0.15
     with closing(transfer.open_player(args, "mujoco", 1, {})) as probe:
         reasons = {variant.group: variant.reason for variant in transfer.plan(probe, None)[1]}
-    assert "servos" in reasons["gains"] and "noise" in reasons["trained"]
+    assert "gains" in reasons["gains"] and "noise" in reasons["trained"]
 
 
 @pytest.mark.slow
