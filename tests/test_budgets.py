@@ -94,7 +94,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_585,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_133, "tests": 52_902, "benchmarks": 8_570}
+FOLDERS = {"tasks": 5_084, "tools": 4_133, "tests": 52_920, "benchmarks": 8_570}
 
 
 def lines_of(*paths: Path) -> int:

@@ -67,7 +67,9 @@ class Robot:
         self.joints = {joint["name"]: (joint["qpos"], joint["qvel"]) for joint in card["joints"]}
         self.qpos, self.qvel = np.array(list(self.joints.values())).T
         self.pose = np.array([joint.get("pose", joint["default"]) for joint in card["joints"]])
-        floating = np.flatnonzero(self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+        free = self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
+        robot = np.bincount(self.model.body_rootid[self.model.dof_bodyid], minlength=1).argmax()  # most joints
+        floating = np.flatnonzero(free & (self.model.jnt_bodyid == robot))
         self.base = int(floating[0]) if len(floating) else None
         self.controls = {  # columns of data.ctrl
             name: self.column(actuator["name"])
@@ -77,6 +79,7 @@ class Robot:
         self.command = dict.fromkeys(card["commands"], 0.0)
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:], self.data.qvel[:] = card["start"]["qpos"], card["start"]["qvel"]
+        mujoco.mj_forward(self.model, self.data)  # sensors
         wrong = []
         for term in self.terms:
             value = self.read(term["source"])
@@ -137,13 +140,11 @@ class Robot:
         for name, value in targets.items():
             self.data.ctrl[self.controls[name]] = value
         mujoco.mj_step(self.model, self.data, self.substeps)
-        stages = (mujoco.mj_fwdPosition, mujoco.mj_sensorPos, mujoco.mj_fwdVelocity, mujoco.mj_sensorVel)
-        for stage in stages:  # after mj_step, sensors still have the state before it
-            stage(self.model, self.data)
         limit = self.card["max_angular_velocity"]  # not part of a MuJoCo model
         for first in self.model.jnt_dofadr[self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE] if limit else []:
             spin = self.data.qvel[first + 3 : first + 6]
             spin *= min(1.0, limit / max(float(np.linalg.norm(spin)), 1e-9))
+        mujoco.mj_forward(self.model, self.data)  # after mj_step, sensors still have the state before it
 
     @property
     def dof(self) -> int:

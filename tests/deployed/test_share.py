@@ -22,10 +22,11 @@ from PIL import Image
 
 from gpusim_rl.deployed import browser_mujoco
 from gpusim_rl.deployed.share import network, page
+from gpusim_rl.deployed.walkers import Walkers
 from gpusim_rl.export.model import write_numpy
 from gpusim_rl.export.policy import DeployedPolicy, plain_function
 from helpers.commands import ROOT, load_file, run_here
-from helpers.exports import HOPPER, term, write_robot
+from helpers.exports import AFTER_BALL, HOPPER, term, write_robot
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]  # 3D on the CPU
@@ -326,7 +327,7 @@ def test_layer_norm_runs_in_the_page(normalised):
 
 @pytest.fixture(scope="module")
 def hopper(tmp_path_factory) -> Path:
-    folder = write_export(tmp_path_factory.mktemp("hopper"), task=EVIL)
+    folder = write_export(tmp_path_factory.mktemp("hopper"), task=EVIL, **AFTER_BALL)
     (folder / "walk.html").write_text(page(folder, 6.0))
     return folder / "walk.html"
 
@@ -349,6 +350,11 @@ def test_page_runs_the_card_of_any_robot(browser, hopper):
     assert visit(read) == [0.25]
     visit("walk.command({x: 1}), walk.robot.reset(), walk.advance(0.1)")
     assert visit(read) == pytest.approx([math.sin(2 * math.pi * 0.1 / 0.8 + 0.5)])
+    walkers = Walkers(hopper.parent, 1)
+    walkers.command[:] = 1.0
+    for _ in range(5):
+        walkers.step()
+    assert visit("[...walk.robot.data.qpos]") == pytest.approx(walkers.qpos[0].tolist(), abs=1e-6)
     command = "walk.robot.command.x"
     for keys, value in ((["ArrowUp"], 1.0), (["KeyS"], -1.0), (["KeyW", "ArrowDown"], 0.0)):
         visit("walk.command({x: 0})")
@@ -359,11 +365,11 @@ def test_page_runs_the_card_of_any_robot(browser, hopper):
             visit.page.keyboard.up(key)
         assert visit(command) == 0.0
     visit("walk.robot.disturb({friction: 0.5, payload: 2}), walk.robot.delay = 0.02")
-    masses = visit("[walk.robot.model.body_mass[1], walk.robot.model.body_subtreemass[0], walk.robot.weight]")
+    masses = visit("[walk.robot.model.body_mass[2], walk.robot.model.body_subtreemass[0], walk.robot.weight]")
     assert masses[0] == pytest.approx(visit("walk.robot.mass") + 2) and masses[1] == pytest.approx(masses[2] + 2)
     visit("walk.advance(0.1)")
     assert visit("walk.robot.queue.length") == 5, "20 ms are four physics steps"
-    visit("walk.robot.reset(), walk.robot.data.qpos.set([0, 0, 0.5, 0, 1, 0, 0]), walk.advance(0.1)")
+    visit("walk.robot.reset(), walk.robot.data.qpos.set([0, 0, 0.5, 0, 1, 0, 0], 7), walk.advance(0.1)")
     assert visit("walk.state().falls") == 1 and visit.page.locator("#falls").inner_text() == "0"
     visit("walk.advance(2.2), walk.draw()")
     assert visit("walk.state().falls") == 1 and visit("walk.robot.fallen") is False, "the robot stands up again"

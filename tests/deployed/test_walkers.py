@@ -16,7 +16,7 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.export import policy as runtime
 from gpusim_rl.export.policy import DeployedPolicy
 from helpers.commands import ROOT, load_file
-from helpers.exports import HOPPER, TERMS, term, write_hopper
+from helpers.exports import AFTER_BALL, HOPPER, TERMS, term, write_hopper
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,9 @@ def compare(deploy: ModuleType, folder: Path, command: list[float], steps: int) 
     active, worst = np.array([True, False, True]), 0.0
     for step in range(steps):
         if step == steps // 2:
-            change(walkers, np.array([2]), "push", 1.0, np.array([0.3, 0.1, 0.0]))
-            yaw = 2.0 * math.atan2(robot.data.qpos[6], robot.data.qpos[3])
-            cos, sin = math.cos(yaw), math.sin(yaw)
-            robot.data.qvel[:2] += [cos * 0.3 - sin * 0.1, sin * 0.3 + cos * 0.1]
+            robot.data.qvel[walkers.linear] += walkers.from_heading(np.array([2]), np.array([0.3, 0.1, 0.0]))[0]
             deploy.mujoco.mj_forward(robot.model, robot.data)  # sensors
+            change(walkers, np.array([2]), "push", 1.0, np.array([0.3, 0.1, 0.0]))
         robot.step(policy.act(robot.observe())[1])
         walkers.step(active)
         worst = max(worst, float(np.abs(walkers.qpos[2] - robot.data.qpos).max()))
@@ -159,13 +157,20 @@ def test_force_and_delay_last_as_long_at_any_rate(tmp_path):
         assert impulse == pytest.approx(0.8)
 
 
-def test_base_is_the_robots_not_that_of_an_object(tmp_path):
-    ball = '<worldbody><body name="ball" pos="3 0 0.1"><freejoint/><geom size="0.1"/></body>'
-    joints = [{"name": "knee", "qpos": 14, "qvel": 12, "default": 0.0, "pose": 0.1}]
-    start = {"qpos": [3, 0, 0.1, 1, 0, 0, 0, 0, 0, 0.3, 1, 0, 0, 0, 0.1], "qvel": [0.0] * 13}
-    folder = write_hopper(tmp_path / "e", scene=HOPPER.replace("<worldbody>", ball), joints=joints, start=start)
-    walkers = Walkers(folder, 1)
+def test_base_is_the_robots_not_that_of_an_object(tmp_path, deploy):
+    terms = [*TERMS, term("speed", 3, "base velocity")]
+    walkers = Walkers(folder := write_hopper(tmp_path / "e", terms, **AFTER_BALL), 1)
     assert walkers.height.tolist() == [0.3] and walkers.model.body(walkers.torso).name == "base"
+    assert compare(deploy, folder, [0.5, 0.2], 20) < 1e-6
+
+
+def test_sensors_of_deploy_measure_the_present_state_after_the_limit_of_spins(tmp_path, deploy):
+    sensors = '<framequat name="q" objtype="site" objname="imu"/><accelerometer name="a" site="imu"/>'
+    scene = HOPPER.replace("<sensor>", f"<sensor>{sensors}")
+    start = {"qpos": [0, 0, 0.3, 1, 0, 0, 0, 0.1], "qvel": [0, 0, 0, 1, 2, 30, 0.5]}
+    terms = [*TERMS, term("q", 4, "sensor q"), term("a", 3, "sensor a", 0.01)]
+    folder = write_hopper(tmp_path / "e", terms, scene, start=start, max_angular_velocity=20.0)
+    assert compare(deploy, folder, [0.5, 0.2], 20) < 1e-6
 
 
 def test_accelerometer_measures_the_present_state(tmp_path):

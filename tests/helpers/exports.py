@@ -29,6 +29,13 @@ HOPPER = """
 </mujoco>
 """
 
+BALL = '<worldbody><body name="ball" pos="3 0 0.1"><freejoint/><geom size="0.1"/></body>'
+AFTER_BALL = {  # an object comes before the robot
+    "scene": HOPPER.replace("<worldbody>", BALL),
+    "joints": [{"name": "knee", "qpos": 14, "qvel": 12, "default": 0.0, "pose": 0.1}],
+    "start": {"qpos": [3, 0, 0.1, 1, 0, 0, 0, 0, 0, 0.3, 1, 0, 0, 0, 0.1], "qvel": [0.0] * 13},
+}
+
 STATUE = HOPPER  # twice as wide as long: falls forward and backward before it falls to a side
 for old, new in {
     "<mujoco>": '<mujoco>\n  <option iterations="10"/>',

@@ -103,8 +103,9 @@ class Robot {
       if (id < 0) throw new Error(`the scene has no sensor ${name}`);
       this.sensors[name] = [model.sensor_adr[id], model.sensor_adr[id] + model.sensor_dim[id]];
     }
-    const free = [...model.jnt_type].indexOf(0);
-    this.body = model.jnt_bodyid[free]; this.dof = model.jnt_dofadr[free];
+    const trees = Array.from(model.dof_bodyid, body => model.body_rootid[body]);
+    const size = tree => trees.lastIndexOf(tree) - trees.indexOf(tree);  // objects have fewer joints than the robot
+    this.body = trees.reduce((a, b) => size(b) > size(a) ? b : a); this.dof = trees.indexOf(this.body);
     this.friction = model.geom_friction.slice(); this.pairs = model.pair_friction?.slice();
     this.mass = model.body_mass[this.body];
     this.weight = model.body_mass.reduce((a, b) => a + b, 0);
@@ -158,14 +159,13 @@ class Robot {
       this.pull();
       mj.mj_step(model, data);
     }
-    // After mj_step, sensors still have the state before it.
-    for (const stage of ["mj_fwdPosition", "mj_sensorPos", "mj_fwdVelocity", "mj_sensorVel"]) mj[stage](model, data);
     const limit = card.max_angular_velocity, {qvel} = data;
     if (limit) for (let j = 0; j < model.njnt; j++) if (model.jnt_type[j] == 0) {
       const k = model.jnt_dofadr[j] + 3, spin = Math.hypot(...qvel.slice(k, k + 3));
       const factor = Math.min(1, limit / Math.max(spin, 1e-9));
       for (let i = k; i < k + 3; i++) qvel[i] *= factor;
     }
+    mj.mj_forward(model, data);  // after mj_step, sensors still have the state before it
     this.steps++;
     const now = this.place();
     this.walked += Math.hypot(now[0] - before[0], now[1] - before[1]);
