@@ -74,7 +74,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
         *("run/log_interval", "run/reporter", "run/system"),
     ),
     "randomisation": (1_221, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
-    "export": (1_319, "export/*"),
+    "export": (1_321, "export/*"),
     "measurable terms": (60, "testing/measurable"),
     "stress": (766, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress"),
     "exports in viewers and reports": (141, "deployed/exported*"),
@@ -94,7 +94,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_585,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_133, "tests": 52_920, "benchmarks": 8_570}
+FOLDERS = {"tasks": 5_084, "tools": 4_097, "tests": 52_986, "benchmarks": 8_570}
 
 
 def lines_of(*paths: Path) -> int:

@@ -64,6 +64,9 @@ class Robot:
         self.model.opt.timestep = 1.0 / card["physics_hz"]
         self.data = mujoco.MjData(self.model)
         self.substeps = round(card["physics_hz"] / card["control_hz"])
+        if not (1.0 <= card["control_hz"] <= 2000.0 and 1 <= self.substeps <= 1000):
+            raise ValueError(f"{card['control_hz']} control steps per second, of {self.substeps} physics steps")
+        self.most_spin = float(card.get("max_angular_velocity") or 0.0)  # not part of a MuJoCo model
         self.joints = {joint["name"]: (joint["qpos"], joint["qvel"]) for joint in card["joints"]}
         self.qpos, self.qvel = np.array(list(self.joints.values())).T
         self.pose = np.array([joint.get("pose", joint["default"]) for joint in card["joints"]])
@@ -140,10 +143,10 @@ class Robot:
         for name, value in targets.items():
             self.data.ctrl[self.controls[name]] = value
         mujoco.mj_step(self.model, self.data, self.substeps)
-        limit = self.card["max_angular_velocity"]  # not part of a MuJoCo model
-        for first in self.model.jnt_dofadr[self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE] if limit else []:
+        free = self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
+        for first in self.model.jnt_dofadr[free] if self.most_spin else []:
             spin = self.data.qvel[first + 3 : first + 6]
-            spin *= min(1.0, limit / max(float(np.linalg.norm(spin)), 1e-9))
+            spin *= min(1.0, self.most_spin / max(float(np.linalg.norm(spin)), 1e-9))
         mujoco.mj_forward(self.model, self.data)  # after mj_step, sensors still have the state before it
 
     @property
@@ -256,14 +259,20 @@ def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
     if not (args.folder / "policy.json").is_file():
         raise SystemExit(f"{args.folder} has no policy.json. Try gpusim-rl export, which writes <run>/export")
-    policy = load_policy(args.folder)
-    card = policy.card
-    if not card.get("control"):
-        raise SystemExit(f"{card.get('task')}: policy.json has no controls: only the task can apply actions")
-    legs = legs_of(args, card["commands"])
-    for line in dict.fromkeys(line for _, command in legs for line in outside(command, card["commands"])):
-        print(line)
-    robot = Robot(args.folder, card)
+    try:
+        policy = load_policy(args.folder)
+        card = policy.card
+        if not card.get("control"):
+            raise SystemExit(f"{card.get('task')}: policy.json has no controls: only the task can apply actions")
+        legs = legs_of(args, card["commands"])
+        warnings = dict.fromkeys(line for _, command in legs for line in outside(command, card["commands"]))
+        robot = Robot(args.folder, card)
+        policy.act(robot.observe())
+        policy.reset()
+    except Exception as error:  # classes of MuJoCo and onnxruntime have no common base
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        raise SystemExit(f"{args.folder}: damaged export: {text}") from None
+    print(*warnings, sep="\n", end="\n" * bool(warnings))
     video = Video(args.out, robot)
     walks = robot.base is not None and {"x", "y"} <= set(card["commands"])
     corner, frame = (robot.place(), robot.axes()[:2, :2]) if walks else (np.zeros(2), np.eye(2))

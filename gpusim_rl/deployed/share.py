@@ -53,15 +53,15 @@ def page(folder: Path, most_mb: float) -> str:
         seen = np.random.default_rng(0).standard_normal(card["observation"]["size"]).round(3)
         [expected], *_ = plain_function(read_bytes(npz))({"obs": seen[None].astype(np.float32)})
         graph["example"] = [seen.tolist(), expected.tolist()]
+        texts = {"card": json.dumps(card, allow_nan=False), "graph": json.dumps(graph, allow_nan=False)}
+        title = html.escape(str(card["task"]).encode(errors="replace").decode())
     licences = [*[folder / LICENCE] * (folder / LICENCE).is_file(), PAGE / "LICENSE.mujoco"]
-    texts = {"card": json.dumps(card), "graph": json.dumps(graph)}
     texts["licence"] = "\n\n".join(read_bytes(file).decode(errors="replace") for file in licences)
-    mujoco, parts = browser_files(), {name: packed(text.encode()) for name, text in texts.items()}
-    parts["weights"] = packed(weights)
+    parts = {name: packed(text.encode()) for name, text in texts.items()} | {"weights": packed(weights)}
     # No tag inside the data ends its script early.
-    data = json.dumps({**parts, **mujoco, "scene": scene}).replace("<", "\\u003c")
+    data = json.dumps({**parts, **browser_files(), "scene": scene}).replace("<", "\\u003c")
     script = "\n".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    texts = {"title": html.escape(str(card["task"])), "script": f'"use strict";\n{script}', "data": data}
+    texts = {"title": title, "script": f'"use strict";\n{script}', "data": data}
     made = re.sub(r"\{\{(\w+)\}\}", lambda found: texts[found[1]], (PAGE / "walk.html").read_text(encoding="utf-8"))
     if len(made) > most_mb * MB:
         sizes = {f"the scene's {name}": len(text) for name, text in scene.items()}

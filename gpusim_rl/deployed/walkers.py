@@ -37,10 +37,10 @@ def reading(path: Path) -> Iterator[None]:
     """Turn errors from a damaged export inside the block into a one-line ConfigError."""
     try:
         yield
-    except UserError as error:
-        raise ConfigError(str(error), key=str(path)) from None
     except Exception as error:  # onnxruntime's and MuJoCo's classes have no common base
-        text = " ".join(str(error).split())[:300] or type(error).__name__
+        text = " ".join(str(error).split())[:500] or type(error).__name__
+        if isinstance(error, UserError):
+            raise ConfigError(text, key=str(path)) from None
         problem = f"no entry {text}" if isinstance(error, KeyError) else text
         raise ConfigError(f"damaged export: {problem}", key=str(path), hint="Try gpusim-rl export") from None
 

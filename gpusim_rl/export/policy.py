@@ -67,6 +67,8 @@ class DeployedPolicy:
         self.card = json.loads(content(folder, "policy.json"))
         self.terms = self.card["observation"].get("terms", [])
         self._images = self.card["observation"].get("images", {})
+        if sum(max(term["size"], 1) * term["history"] for term in self.terms) > MAX_BYTES >> 2:
+            raise ValueError("policy.json: the observation is too large")
         try:
             self._run = load_network(folder, self.card["files"], plain)
         except ImportError as error:

@@ -10,6 +10,10 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,13 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from gpusim_rl.deployed import browser_mujoco
+from gpusim_rl.deployed.exported_task import open_export
 from gpusim_rl.deployed.share import network, page
 from gpusim_rl.deployed.walkers import Walkers
+from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.model import write_numpy
 from gpusim_rl.export.policy import DeployedPolicy, plain_function
+from gpusim_rl.sim.robot_xml import bounded_memory
 from helpers.commands import ROOT, load_file, run_here
 from helpers.exports import AFTER_BALL, HOPPER, term, write_robot
 
@@ -138,6 +145,65 @@ def test_unsuitable_export_is_refused_in_one_line(tmp_path, no_mujoco, changes, 
         (folder / "assets" / "link.png").symlink_to("/etc/passwd")
     assert share("export", cwd=tmp_path).refuses(words)
     assert not (folder / "walk.html").exists()
+
+
+MISSING, MANY = object(), object()
+VALUES = [
+    *(MISSING, MANY, None, True, False, "", "x", "../x", "\ud800\x1b[2J", "x" * 100_000, math.nan, math.inf, -math.inf),
+    *(-1, 0, 0.5, 7, 10**9, 10**400, 1e308, -1e308, 1e-308, [], {}, [None], [[]], ["x"], {"a": {}}, [0] * 1000),
+    *([1e308] * 7, [math.nan] * 7, reduce(lambda inner, _: [inner], range(50), [])),
+]
+
+
+def places(node: Any, *place: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each entry of a card, of lists the first two."""
+    entries = [*node.items()] if isinstance(node, dict) else [*enumerate(node)][:2] if isinstance(node, list) else []
+    for key, value in entries:
+        yield (*place, key)
+        yield from places(value, *place, key)
+
+
+def changed(card: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """Return the card with another value at a place."""
+    new = deepcopy(card)
+    parent, key = reduce(getitem, place[:-1], new), place[-1]
+    if value is MISSING:
+        del parent[key]
+    else:
+        parent[key] = [parent[key]] * 3000 if value is MANY else value
+    return new
+
+
+def run_command(number: int, folder: Path) -> None:
+    """Load an export as stress, share, play or the example does, and take a step."""
+    if number == 0:
+        Walkers(folder, 2).step()
+    elif number == 1:
+        page(folder, 6.0).encode()
+    elif number == 2:
+        load_file(ROOT / "docs" / "examples" / "deploy.py", "deploy").main([str(folder), "--seconds", "0.02"])
+    else:  # slow
+        with closing(open_export(folder, 1, "trained")) as player:
+            player.step()
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_any_card_runs_or_is_refused_in_one_line(tmp_path, no_mujoco, rounds):
+    folder, refused, tried = write_export(tmp_path / "export", scene_needs_mujoco="3.5"), 0, 0
+    shutil.copy(ROOT / "gpusim_rl" / "export" / "policy.py", folder)
+    card = json.loads((folder / "policy.json").read_text())
+    for first in range(rounds):
+        for number, place in enumerate(places(card), start=first):
+            (folder / "policy.json").write_text(json.dumps(changed(card, place, VALUES[number * 7 % len(VALUES)])))
+            try:
+                with bounded_memory():
+                    run_command(number % (3 if rounds == 1 else 4), folder)
+            except (ConfigError, SystemExit) as error:
+                text = str(error)
+                refused += 1
+                assert 10 < len(text) < 800 and "\n" not in text, place
+            tried += 1
+    assert tried // 4 < refused < tried
 
 
 def test_page_above_the_limit_names_the_largest_parts(tmp_path, no_mujoco):
