@@ -54,8 +54,8 @@ def change(walkers: Walkers, rows: np.ndarray, kind: str, value: float, way: Any
 def factors(model: mujoco.MjModel, kind: str, value: float, actuator: int | None = None) -> dict[str, np.ndarray]:
     """Return factors by model field that scale friction, masses, gains or efforts by a value; empty if there are none.
 
-    `gains` are those of servos, and `effort` the force limits of actuators, or the strength of motors without a limit.
-    `motor` scales gains and force limit of one actuator.
+    `friction` is every coefficient of geoms and contact pairs, `mass` has inertia, `gains` are servos' own, without
+    gear and passive joint damping, `effort` force limits, else motors' gain, `motor` one actuator's gains and limit.
     """
     gain, limited, column = model.actuator_gaintype, model.actuator_forcelimited == 1, np.arange(mujoco.mjNGAIN)
     plain, dc = gain <= mujoco.mjtGain.mjGAIN_AFFINE.value, gain == mujoco.mjtGain.mjGAIN_DCMOTOR.value
