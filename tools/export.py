@@ -1,9 +1,9 @@
 """Export a run's policy to ONNX and TorchScript.
 
 gpusim-rl export Ant                                     the last checkpoint of the latest Ant run
-gpusim-rl export runs/Ant/2026-01-31_12-00-00            this run
 gpusim-rl export Ant --out ant_policy --no-int8          to this folder, without 8-bit weights
 gpusim-rl export Go1Velocity --order unitree             with joints in the vendor SDK's order
+gpusim-rl export Go1Velocity --c                         also as a C99 file; of an export folder: only that
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import argparse
 from pathlib import Path
 
 from gpusim_rl.errors import friendly_errors, say, warn
-from gpusim_rl.export.of_run import require_onnx
+from gpusim_rl.export import SOURCE
+from gpusim_rl.export.of_run import is_export, require_onnx
 from gpusim_rl.machine.hardware import import_torch
 from gpusim_rl.options import Parser
 from gpusim_rl.view.arguments import check_out
@@ -34,6 +35,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.option("run")
     parser.option("--out", "a folder", note="export/ in the run folder")
     parser.option("--no-int8", "skip the ONNX file with 8-bit weights", "Output", action="store_true")
+    parser.option("--c", "also write policy.c: the policy in C99, without dependencies", "Output", action="store_true")
     parser.option("--order", "joint order in all files", "Output", "the scene's", choices=["unitree"])
     parser.options("--overwrite", "--trust", "--config-dir")
     return parser.parse_args(argv)
@@ -41,6 +43,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def export(args: argparse.Namespace) -> Path:
     """Export the run's policy; return the folder."""
+    if args.c and is_export(args.run):
+        write_c(Path(args.run), args.overwrite)
+        return Path(args.run)
     require_onnx("export")
     check_out(args.out, overwrite=args.overwrite)
     import_torch()
@@ -54,8 +59,19 @@ def export(args: argparse.Namespace) -> Path:
         warn(advice(card["task"], unmeasured))
     if version := card.get("scene_needs_mujoco"):
         say(f"scene.xml needs MuJoCo {version} or newer: its actuators have delays or torque-speed curves")
+    if args.c:
+        write_c(folder, overwrite=True)
     say(str(folder))
     return folder
+
+
+def write_c(folder: Path, overwrite: bool) -> None:
+    """Write policy.c into an export folder."""
+    from gpusim_rl.deployed.c_source import c_source
+
+    check_out(folder / SOURCE, overwrite=overwrite)
+    (folder / SOURCE).write_text(c_source(folder), encoding="utf-8")
+    say(f"{folder / SOURCE}; check it on the robot: cc -std=c99 -O2 -DPOLICY_TEST {SOURCE} -lm && ./a.out")
 
 
 def summary(card: dict) -> list[str]:

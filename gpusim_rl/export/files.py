@@ -14,7 +14,7 @@ import torch
 from gpusim_rl.env import VecEnv
 from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError, warn
-from gpusim_rl.export import CARD, parity
+from gpusim_rl.export import CARD, SOURCE, parity
 from gpusim_rl.export.card import describe
 from gpusim_rl.export.controls import measure
 from gpusim_rl.export.encoded_policy import EncodedPolicy
@@ -30,7 +30,7 @@ from gpusim_rl.view.player import Player
 ONNX, INT8, TORCHSCRIPT = "policy.onnx", "policy.int8.onnx", "policy.ts"
 NUMPY, RUNTIME = "policy.npz", "policy.py"
 OPTIONAL = (  # not in every export: other formats, results for the replaced policy, scene.mjb of older versions
-    *(INT8, TORCHSCRIPT, NUMPY, LICENCE, "scene.mjb", "contract.yaml"),
+    *(INT8, TORCHSCRIPT, NUMPY, SOURCE, LICENCE, "scene.mjb", "contract.yaml"),
     *("stress.json", "stress.png", "transfer.json"),
 )
 NUM_ENVS = 16  # envs in which controls are measured
