@@ -682,7 +682,9 @@ def test_commands_parse(document, monkeypatch, runs_folder, tmp_path):
             assert (ROOT / arguments[0]).exists()
         elif arguments[:1] != ["-c"]:
             checks = ("ruff", "pyright", "lint-imports", ".ci/run")
-            assert program in ("pip", "pytest", "gpusim-rl", "tensorboard", "git", "cd", *checks), command
+            assert program in ("pip", "pytest", "gpusim-rl", "tensorboard", "git", "cd", "cc", "./a.out", *checks), (
+                command
+            )
 
 
 # Files of other projects or of the reader, outputs of commands, options of Hydra.
