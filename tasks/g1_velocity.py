@@ -22,8 +22,8 @@ WRIST = Motor.tuned(armature=planetary((6.8e-6, 0.0, 0.0), (5.0, 5.0)), effort=5
 class G1Velocity(VelocityTask):
     """G1Velocity: walk on two legs at commanded velocities (quick: forward only), including sideways and turning.
 
-    Commands, observations, rewards and curriculum match mjlab 1.6's G1 velocity task, with the differences listed in
-    `VelocityTask`. The hands have no fingers.
+    Commands, rewards and curriculum match mjlab 1.6's G1 velocity task, with the differences listed in `VelocityTask`.
+    The hands have no fingers.
 
     Action space: 29 numbers in [-100, 100], joint target offsets from the pose / (a quarter of the maximum torque /
     stiffness), 0.07 to 0.55 rad: left leg, right leg (hip pitch, roll and yaw, knee, ankle pitch and roll), waist yaw,

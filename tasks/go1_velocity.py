@@ -12,8 +12,8 @@ ROTOR = 1.11842e-4  # rotor inertia on the motor side of the gear [kg m^2]
 class Go1Velocity(VelocityTask):
     """Go1Velocity: walk at commanded velocities, forward, sideways and turning.
 
-    Commands, observations, rewards and curriculum match mjlab 1.6's Go1 velocity task, with the differences listed in
-    `VelocityTask`. Go1 starts 1 cm higher: mjlab's height puts feet up to 6.5 mm into the ground.
+    Commands, rewards and curriculum match mjlab 1.6's Go1 velocity task, with the differences listed in `VelocityTask`.
+    Go1 starts 1 cm higher: mjlab's height puts feet up to 6.5 mm into the ground.
 
     Action space: 12 numbers in [-100, 100], joint target offsets from the pose / 0.373 rad (hip and thigh) or 0.249 rad
     (calf): hip, thigh and calf of the front right, front left, rear right and rear left legs.

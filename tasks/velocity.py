@@ -101,11 +101,12 @@ class Near:
 class VelocityTask(Legged[VelocityConfig]):
     """Robot that tracks commanded velocities; subclasses set `robot`.
 
-    Commands, observations, rewards, pushes and curriculum match mjlab 1.6's velocity tasks. Differences: contacts are
-    read once per control step, not per physics step, and a hit in the last physics step counts for the whole control
-    step; contact forces are on the feet, not on the ground; encoder biases are drawn per episode; the slope of rough
-    ground is a least-squares fit; `heights` are noisy only with noise in `task.observations` (mjlab: +-0.02);
-    `reset` (subclasses must call it) draws commands and pushes, so that `final_obs` has the command of the step.
+    Commands, rewards, pushes and curriculum match mjlab 1.6's velocity tasks. Differences: the policy observes the last
+    three control steps instead of `lin_vel` (`task.observations`), and `heights` without noise (mjlab: +-0.02);
+    contacts are read once per control step, and a hit in the last physics step counts for the whole control step;
+    contact forces are on the feet, not on the ground; encoder biases are drawn per episode; the slope of rough ground
+    is a least-squares fit; `reset` (subclasses must call it) draws commands and pushes, so that `final_obs` has the
+    command of the step.
 
     Reward terms, multiplied by weight and control step; terms of weight 0 are not computed. To add a term, a subclass
     sets `terms = {**VelocityTask.terms, "name": lambda task, now: ...}` and its weight in `task.weights`. Terms of each
@@ -137,20 +138,20 @@ class VelocityTask(Legged[VelocityConfig]):
 
     Config = VelocityConfig
     SPECIFICATION = """\
-    Observation space: (uniform noise is added to the policy's terms, except commands and last action)
+    Observation space: (three control steps of each term but the command, the oldest first, with uniform noise on
+    measured terms; `task.observations.lin_vel.used=true` adds `lin_vel`, which no robot measures)
 
 {policy}
 
-    The critic observes:
+    The critic observes the current values, without noise and encoder bias:
 
 {critic}
 
-    With `terrain=rough` both also have `heights`: 187 heights of the root above the ground / 5 m.
+    With `terrain=rough` both also have `heights`, of one step: 187 heights of the root above the ground / 5 m.
 
-    Reward terms, multiplied by the control step: see `VelocityTask`.
-
-    Start: the pose, a little above the ground, any yaw; a random command, redrawn every 3 to 8 s. Termination: a tilt
-    of more than 70 degrees; on rough ground, for robots with `thighs`, a thigh in contact with the ground instead.
+    Reward terms: see `VelocityTask`. Start: the pose, a little above the ground, any yaw; a random command, redrawn
+    every 3 to 8 s. Termination: a tilt of more than 70 degrees; on rough ground, for robots with `thighs`, a thigh in
+    contact with the ground instead.
     """
     units: ClassVar = {
         **Legged.units,
@@ -205,23 +206,21 @@ class VelocityTask(Legged[VelocityConfig]):
     @classmethod
     def _rows(cls, joints: int) -> tuple[Rows, Rows]:
         feet = len(cls.robot.soles)
-        policy = [
+        critic = [
             ("lin_vel", 3, "velocity of the IMU, IMU frame"),
             ("ang_vel", 3, "angular velocity of the IMU, IMU frame"),
             ("gravity", 3, "direction of gravity, root frame"),
-            ("joint_pos", joints, "joint positions from the pose, plus encoder bias"),
+            ("joint_pos", joints, "joint positions from the pose; biased for the policy"),
             ("joint_vel", joints, "joint velocities"),
             ("actions", joints, "last action"),
             ("command", 3, "commanded x, y velocity and yaw rate"),
-        ]
-        critic = [
-            ("policy", sum(size for _, size, _ in policy), "the above, without noise and bias"),
             ("foot_height", feet, "each foot above the ground"),
             ("air_time", feet, "time since each foot left the ground"),
             ("contact", feet, "1 for feet on the ground, else 0"),
             ("contact_force", 3 * feet, "sign(f) log(1 + abs(f)) of the forces on feet, world frame"),
         ]
-        return policy, critic
+        _, *measured, command = critic[:7]
+        return [*((name, 3 * size, words) for name, size, words in measured), command], critic
 
     @classmethod
     def scene(cls, cfg: VelocityConfig) -> Scene:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,7 +16,7 @@ from gpusim_rl.env.draws import LEAST_TO_MOST, Noise, VectorNoise, parse
 from gpusim_rl.env.environment import Observation, Terms
 from gpusim_rl.env.image_noise import ImageNoise
 from gpusim_rl.env.random import EnvRandom
-from gpusim_rl.env.stateful import SeededDraws
+from gpusim_rl.env.stateful import SeededDraws, Stateful
 from gpusim_rl.env.task import Task
 from gpusim_rl.errors import ConfigError, TaskError, did_you_mean
 from gpusim_rl.settings.checks import build
@@ -27,7 +27,7 @@ TaskObservation = Mapping[str, Tensor | Terms]
 """Observation groups of a task by name: a tensor [num_envs, size], named terms, or images."""
 
 TEACHER = "teacher"
-"""Group with all terms of the policy's observation, if `task.observations` drops some for the policy."""
+"""Group with the policy's terms and those of `used=false`, if there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class TermSettings:
     noise: Any = None  # standard deviation, bounds [low, high] of uniform noise, or IsaacGymEnvs settings [unit]
     delay: Natural | Annotated[tuple[int, int], LEAST_TO_MOST] = 0  # [control steps], or [min, max] of random delays
     history: Count = 1  # number of frames, up to the current control step
-    used: bool = True  # whether the policy observes the term; otherwise only the `teacher` group contains it
+    used: bool | Literal["critic"] = True  # false: by the `teacher` group alone; critic: by the `critic` group alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,8 @@ class ObservationGroups:
         self.sizes: dict[str, int] = {}  # of numeric groups
         self.images: dict[str, ImageShape] = {}
         self.terms: dict[str, tuple[ObservationTerm, ...]] = {}  # terms by group, in order
-        self.observed: dict[str, tuple[ObservationTerm, ...]] = {}  # `terms` including dropped ones
+        self.observed: dict[str, tuple[ObservationTerm, ...]] = {}  # `terms` including hidden ones
+        self._read: dict[str, tuple[ObservationTerm, ...]] = {}  # `observed` without those of the critic alone
         self._dropped: set[str] = set()
         self.sensors: SensorModel | None = None
         self.image_noise: ImageNoise | None = None
@@ -100,30 +101,34 @@ class ObservationGroups:
             self.observed[group] = tuple(
                 _described(task, term, value.shape[1], settings.get(term, {})) for term, value in terms.items()
             )
-            scales = [term.scale for term in self.observed[group] for _ in range(term.size)]
+            hidden = {term for term in settings if settings[term].get("used") == "critic"}
+            self._read[group] = tuple(term for term in self.observed[group] if term.name not in hidden)
+            scales = [term.scale for term in self._read[group] for _ in range(term.size)]
             if any(scale != 1.0 for scale in scales):
                 self._scales[group] = torch.tensor(scales, device=task.device)
-        self.terms.update(self.observed)
-        self._dropped = {term for term, settings in term_settings.items() if not settings.get("used", True)}
+            if unknown := hidden - named.get("critic", {}).keys():
+                key = f"task.observations.{min(unknown)}.used=critic"
+                raise ConfigError("the `critic` group has no such term", key=key, hint="Try used=false")
+        self.terms.update(self._read)
+        self._dropped = {term for term, settings in term_settings.items() if settings.get("used") is False}
         if self._dropped:
             if TEACHER in obs:
                 problem = f"group name {TEACHER!r} is reserved when task.observations drops terms"
                 raise TaskError(problem, key=f"{name}.observe()", hint="Try renaming the group")
-            if not named["policy"].keys() - self._dropped:
-                raise ConfigError("all terms of the policy's observation have used=false", key="task.observations")
-            self.terms[TEACHER] = self.observed["policy"]
+            self.terms[TEACHER] = self._read["policy"]
             self.terms["policy"] = tuple(term for term in self.terms[TEACHER] if term.name not in self._dropped)
+        if self.terms.get("policy") == ():
+            raise ConfigError("`used` hides all terms from the policy", key="task.observations")
         if term_settings or (self._noise is not None and "policy" in obs):
-            size = self._join(obs["policy"]).shape[1]
-            terms = self.observed.get("policy", ())
-            self.sensors = SensorModel(terms, size, self._noise, task, self._seed)
+            size = self._join("policy", obs["policy"]).shape[1]
+            self.sensors = SensorModel(self._read.get("policy", ()), size, self._noise, task, self._seed)
         self.sizes.update({group: value.shape[1] for group, value in self.read(obs).items() if not is_image(value)})
 
     def read(self, obs: TaskObservation, *, clean: bool = False) -> Observation:
         """Concatenate and scale the terms of each group; `clean`: without noise, delay and history."""
         joined = {}
         for group, value in obs.items():
-            frame = self._join(value)
+            frame = self._join(group, value)
             scales = self._scales.get(group)
             if group == "policy" and self.sensors is not None and not clean:
                 frame = self.sensors.read(frame, scales)
@@ -135,15 +140,14 @@ class ObservationGroups:
         if "policy" not in joined:  # images only
             joined["policy"] = torch.zeros(self._task.num_envs, 0, device=self._task.device)
         if self._dropped:
-            terms, joined[TEACHER] = self.observed["policy"], joined["policy"]
+            terms, joined[TEACHER] = self._read["policy"], joined["policy"]
             pieces = joined[TEACHER].split([term.size * (1 if clean else term.history) for term in terms], dim=1)
             used = [piece for piece, term in zip(pieces, terms, strict=True) if term.name not in self._dropped]
             joined["policy"] = torch.cat(used, dim=1)
         return joined
 
-    @staticmethod
-    def _join(value: Tensor | Terms) -> Tensor:
-        return value if isinstance(value, Tensor) else torch.cat(list(value.values()), dim=1)
+    def _join(self, group: str, value: Tensor | Terms) -> Tensor:
+        return value if isinstance(value, Tensor) else torch.cat([value[it.name] for it in self._read[group]], dim=1)
 
 
 class SensorModel(SeededDraws):
@@ -162,45 +166,27 @@ class SensorModel(SeededDraws):
         self._settings = [dataclasses.asdict(settings) for settings in (*terms, *([whole] if whole else []))]
         self._random = EnvRandom(num_envs, device, seed + self._stream)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)  # control steps of the run, for schedules
-        self._frames = max((term.delay[1] + term.history for term in terms), default=1)
-        self._least = torch.tensor([term.delay[0] for term in terms], device=device)
-        self._spread = torch.tensor([term.delay[1] - term.delay[0] + 1 for term in terms], device=device)
-        self.delays = torch.zeros(num_envs, len(terms), dtype=torch.int64, device=device)  # control steps
-        self._ring = torch.zeros(self._frames, num_envs, size, device=device) if self._frames > 1 else None
-        self._newest = torch.zeros(1, dtype=torch.int64, device=device)  # index of the newest frame
-        self._fresh = torch.ones(num_envs, dtype=torch.bool, device=device)  # episode has just begun
-        # For each entry of the observation: column in a frame, term index, and age of its frame before the delay.
-        ends = itertools.accumulate(term.size for term in terms)
-        numbers = [
-            (column, owner, age)
-            for owner, (term, end) in enumerate(zip(terms, ends, strict=True))
-            for age in reversed(range(term.history))
-            for column in range(end - term.size, end)
-        ]
-        self._columns, self._owners, self._ages = torch.tensor(numbers, device=device).view(-1, 3).unbind(dim=1)
-        self._envs = torch.arange(num_envs, device=device)[:, None]
+        frames = max((term.delay[1] + term.history for term in terms), default=1)
+        self._history = _History(terms, frames, size, task) if frames > 1 else None
+        numbers = sum(term.size * term.history for term in terms) or size
         noises = [term.noise for term in terms for _ in range(term.size)]
         self._noise = VectorNoise(noises, num_envs, device) if any(noises) else None
-        self._whole_noise = VectorNoise([whole] * (len(numbers) or size), num_envs, device) if whole else None
+        self._whole_noise = VectorNoise([whole] * numbers, num_envs, device) if whole else None
         self._draw_step()
 
     def advance(self) -> None:
-        """Begin a control step, before `read`: draw new noise, and move to the ring buffer's slot for a new frame."""
+        """Begin a control step, before `read`: draw new noise, and move all frames back by one."""
         self.steps += 1
         self._draw_step()
-        if self._ring is not None:
-            self._newest.add_(1).remainder_(self._frames)
-            self._fresh.zero_()
+        if self._history is not None:
+            self._history.advance()
 
     def begin_episodes(self, where: Bool[Tensor, " envs"]) -> None:
         """Draw the per-episode values of the masked envs; their next frame fills the history."""
-        for noise in (self._noise, self._whole_noise):
-            if noise is not None:
-                noise.begin_episodes(self.steps, where)
-        if self._ring is not None:
-            self._fresh |= where
-            drawn = self._random.uniform(0.0, 1.0, len(self._least)).mul_(self._spread).long().add_(self._least)
-            torch.where(where[:, None], drawn, self.delays, out=self.delays)
+        for noise in filter(None, (self._noise, self._whole_noise)):
+            noise.begin_episodes(self.steps, where)
+        if self._history is not None:
+            self._history.begin_episodes(where, self._random)
 
     def read(
         self, frame: Float[Tensor, "envs numbers"], scales: Float[Tensor, " numbers"] | None
@@ -210,25 +196,61 @@ class SensorModel(SeededDraws):
             frame = self._noise.apply(frame)
         if scales is not None:
             frame = frame * scales
-        if (ring := self._ring) is not None:
-            ring.index_copy_(0, self._newest, frame[None])
-            torch.where(self._fresh[None, :, None], frame[None], ring, out=ring)
-            place = (self._newest - self._ages - self.delays.index_select(1, self._owners)).remainder_(self._frames)
-            frame = ring[place, self._envs, self._columns]
+        if self._history is not None:
+            frame = self._history.read(frame)
         return frame if self._whole_noise is None else self._whole_noise.apply(frame)
 
     def _draw_step(self) -> None:
-        for noise in (self._noise, self._whole_noise):
-            if noise is not None:
-                noise.draw(self._random, self.steps)
+        for noise in filter(None, (self._noise, self._whole_noise)):
+            noise.draw(self._random, self.steps)
 
     def _redraw(self, state: Mapping[str, Any]) -> None:
         self.begin_from(state)
-        self.begin_episodes(torch.ones_like(self._fresh))
+        self.begin_episodes(torch.ones(self._random.num_envs, dtype=torch.bool, device=self.steps.device))
 
     def begin_from(self, state: Mapping[str, Any]) -> None:
         """Continue the schedules of another run's `state_dict`."""
         self.steps.copy_(state["tensors"]["steps"])
+
+
+class _History(Stateful):
+    """Readings of the newest control steps, the oldest first; few kernels, since every step takes all of them."""
+
+    def __init__(self, terms: Sequence[ObservationTerm], frames: int, size: int, task: Task[Any]) -> None:
+        num_envs, device = task.num_envs, task.device
+        ranges = [(term.delay[0], term.delay[1] - term.delay[0] + 1) for term in terms]
+        self._least, self._spread = torch.tensor(ranges, device=device).T.contiguous()
+        self.delays = torch.zeros(num_envs, len(terms), dtype=torch.int64, device=device)  # control steps
+        self._delayed = any(term.delay[1] for term in terms)
+        self._frames = torch.zeros(num_envs, frames, size, device=device)
+        self._past = torch.zeros_like(self._frames)  # of earlier control steps, moved back; the last is unused
+        self._fills = torch.ones(num_envs, frames, 1, dtype=torch.bool, device=device)  # frames set to the next one
+        # For each entry of the observation: place in the frames, without delay, and index of its term.
+        ends = itertools.accumulate(term.size for term in terms)
+        numbers = [
+            ((frames - 1 - age) * size + column, owner)
+            for owner, (term, end) in enumerate(zip(terms, ends, strict=True))
+            for age in reversed(range(term.history))
+            for column in range(end - term.size, end)
+        ]
+        self._places, self._owners = torch.tensor(numbers, device=device).T.contiguous()
+
+    def advance(self) -> None:
+        self._past[:, :-1].copy_(self._frames[:, 1:])
+        self._fills[:, :-1].zero_()
+
+    def begin_episodes(self, where: Bool[Tensor, " envs"], random: EnvRandom) -> None:
+        self._fills |= where[:, None, None]
+        if self._delayed:
+            drawn = random.uniform(0.0, 1.0, len(self._least)).mul_(self._spread).long().add_(self._least)
+            torch.where(where[:, None], drawn, self.delays, out=self.delays)
+
+    def read(self, frame: Float[Tensor, "envs numbers"]) -> Float[Tensor, "envs size"]:
+        frames = torch.where(self._fills, frame[:, None], self._past, out=self._frames).flatten(1)
+        if not self._delayed:
+            return frames.index_select(1, self._places)
+        delays = self.delays.index_select(1, self._owners)
+        return frames.gather(1, torch.sub(self._places, delays, alpha=frame.shape[1]))
 
 
 def is_image(value: Any) -> TypeGuard[Tensor]:

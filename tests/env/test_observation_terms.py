@@ -13,6 +13,7 @@ from gpusim_rl.tasks.cartpole import Cartpole
 from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError, TaskError
 from helpers.painted import Painted
+from helpers.raised import raises
 from helpers.task_envs import class_env
 
 N = 32
@@ -85,7 +86,7 @@ def test_delay_and_history_restart_at_resets(clip):
     obs = env.reset()["policy"]
     assert env.obs_sizes["policy"] == 1 + 2 + 4 + 1 and env._groups.sensors is not None
     names = [term.name for term in env.obs_terms["policy"]]
-    delays, drawn = {name: env._groups.sensors.delays[:, names.index(name)] for name in oracles}, []
+    delays, drawn = {name: env._groups.sensors._history.delays[:, names.index(name)] for name in oracles}, []
     last: dict[str, torch.Tensor] = {}
 
     def check(obs: torch.Tensor, seen: dict[str, torch.Tensor]) -> None:
@@ -346,6 +347,43 @@ def test_unused_terms_are_only_in_the_teacher_group(clip):
         assert torch.equal(obs["teacher"], whole)
         assert torch.equal(obs["policy"], whole[:, 1:5])
         assert torch.equal(env.clean_obs()["policy"], every.clean_obs()["policy"][:, 1:3])
-    for wrong in ({"cart_pos": {"used": 0}}, {term: {"used": False} for term in truth(env)}):
-        with pytest.raises(ConfigError, match=r"cart_pos\.used|have used=false"):
-            make(wrong).reset()
+
+
+class Critic(Scaled):
+    def observe(self):
+        policy = super().observe()["policy"]
+        return {"policy": policy, "critic": {name: policy[name] for name in ("cart_pos", "pole_vel")}}
+
+
+def test_terms_of_the_critic_alone_are_in_no_other_group():
+    noise = {"pole_angle": {"history": 3, "noise": 0.1}, "cart_vel": {"delay": 1}}
+    hidden = {"cart_pos": {"used": "critic", "noise": 0.5}, "pole_vel": {"used": "critic"}, **noise}
+    env, dropped = make(hidden, Critic), make({**hidden, "cart_vel": {"delay": 1, "used": False}}, Critic)
+    first = env.reset()
+    assert env.obs_sizes == {"policy": 4, "critic": 2}
+    assert [term.name for term in env.obs_terms["policy"]] == ["cart_vel", "pole_angle"]
+    assert [term.name for term in env.obs_terms["critic"]] == ["cart_pos", "pole_vel"]
+    dropped.reset()
+    assert dropped.obs_sizes == {"policy": 3, "critic": 2, "teacher": 4}
+    seen = torch.cat([*truth(env).values()], dim=1)
+    assert torch.equal(first["critic"], seen[:, [0, 3]] * torch.tensor([1.0, 0.25]))
+    for action in actions(9):
+        obs, other = env.step(action).obs, dropped.step(action).obs
+        assert torch.equal(env.clean_obs()["policy"], torch.cat([*truth(env).values()], dim=1)[:, 1:3])
+        assert torch.equal(obs["policy"], other["teacher"]) and torch.equal(obs["policy"][:, 1:], other["policy"])
+
+
+@pytest.mark.parametrize(
+    ("used", "key"),
+    [
+        ({"cart_pos": 0}, "cart_pos.used"),
+        ({"cart_pos": "critics"}, "cart_pos.used"),
+        ({"pole_angle": "critic"}, "pole_angle.used=critic"),
+        (dict.fromkeys(("cart_pos", "cart_vel", "pole_angle", "pole_vel"), False), ""),
+        ({**dict.fromkeys(("cart_pos", "pole_vel"), "critic"), "cart_vel": False, "pole_angle": False}, ""),
+    ],
+)
+def test_invalid_use_of_terms_is_rejected(used, key):
+    env = make({term: {"used": value} for term, value in used.items()}, Critic)
+    with raises(ConfigError, key=f"task.observations.{key}".rstrip(".")):
+        env.reset()
