@@ -138,10 +138,10 @@ class _Kinds:
         if not matrix.any():
             return []
         begin, end = columns.get(kind.omega, (0, 0))
-        source = begin + first - columns[name][0]
-        if source + 3 > end:
+        source = end - (columns[name][1] - first)  # the newest frame is the last one
+        if source < begin:
             problem, key = f"site {kind.site!r} is not in the plane of symmetry", f"{self._task}.mirrors[{name!r}]"
-            raise TaskError(problem, key=key, expected="omega: a term with the same history", got=kind.omega)
+            raise TaskError(problem, key=key, expected="omega: a term with the same or a longer history", got=kind.omega)
         return _terms(matrix, first, source)
 
     def _signs(self, where: str, kind: Any, size: int) -> list[float]:

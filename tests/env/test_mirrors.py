@@ -120,7 +120,8 @@ def test_unsuitable_mirror_kind_is_rejected(mirrors, words, monkeypatch):
 @pytest.mark.parametrize("task", ["Go1Velocity", "G1Velocity"])
 def test_off_plane_velocimeter_is_mirrored(task, monkeypatch):
     """Go1's IMU is 6.7 cm off the plane: its velocity also depends on the angular velocity."""
-    env = make(task)
+    plain = dict.fromkeys(("ang_vel", "gravity", "joint_pos", "joint_vel", "actions"), {"history": 1})
+    env = make(task, observations={"lin_vel": {"used": True}, **plain})
     found = differences_by_term(env)
     measured = {group: found[f"{group}/lin_vel"] or 0.0 for group in env.obs_sizes}
     assert max(measured.values()) < 5e-3
@@ -131,6 +132,18 @@ def test_off_plane_velocimeter_is_mirrored(task, monkeypatch):
         torch.testing.assert_close(image_of(image_of(values, maps), maps), values)
         monkeypatch.setattr(type(env.task), "mirrors", {**env.task.mirrors, "lin_vel": "vector"})
         assert (differences_by_term(env)["policy/lin_vel"] or 0.0) > 0.02
+
+
+def test_off_plane_velocity_depends_on_the_angular_velocity_of_its_time():
+    """Of ang_vel's three frames, after lin_vel, only the newest is as old as lin_vel."""
+    [plain, late] = [
+        mirrored(make("Go1Velocity", observations={"lin_vel": {"used": True, "history": frames}}))[0]["policy"].terms
+        for frames in (1, 2)
+    ]
+    assert {column for _, column, _ in plain} <= {9, 10, 11} and {row for row, _, _ in plain} <= {0, 1, 2}
+    assert {(row // 3, column // 3) for row, column, _ in late} == {(0, 3), (1, 4)}
+    with pytest.raises(TaskError, match="history"):
+        mirrored(make("Go1Velocity", observations={"lin_vel": {"used": True, "history": 4}}))
 
 
 def test_rotated_off_plane_sensor_is_mirrored():

@@ -144,7 +144,7 @@ def test_servo_tracks_target_of_biased_encoder():
     task.body.set_state(everywhere(env), joint_pos=env.sim.ctrl)
     env.sim.refresh()
     seen = env.clean_obs()
-    torch.testing.assert_close(seen["policy"][:, 9:21], torch.zeros(4, 12), atol=1e-6, rtol=0.0)
+    torch.testing.assert_close(seen["policy"][:, 6:18], torch.zeros(4, 12), atol=1e-6, rtol=0.0)
     torch.testing.assert_close(seen["critic"][:, 9:21], -task.encoder_bias, atol=1e-6, rtol=0.0)
 
 
@@ -433,19 +433,19 @@ def test_depth_points_lie_on_rough_ground():
 def test_blind_policy_observes_same_as_vision_teacher():
     settings = {"terrain": "rough", "rough": PATCHES, "observations": {"heights": {"noise": 0.01, "history": 2}}}
     plain, sees = make_env(num_envs=4, **settings), make_env(num_envs=4, **settings, vision="depth")
-    assert plain.obs_sizes == {"policy": 48 + 2 * 187, "critic": 72 + 187} and not plain.sim.scene.cameras
-    assert sees.obs_sizes == {**plain.obs_sizes, "policy": 48, "teacher": 48 + 2 * 187}
+    assert plain.obs_sizes == {"policy": 129 + 2 * 187, "critic": 72 + 187} and not plain.sim.scene.cameras
+    assert sees.obs_sizes == {**plain.obs_sizes, "policy": 129, "teacher": 129 + 2 * 187}
     assert sees.images == {"depth": (24, 32, 1)}
     assert (plain.sim.scene.model.geom_group == 0).all()
     action = torch.linspace(-0.5, 0.5, 48).view(4, 12)
     for _ in range(7):
         here, there = plain.step(action).obs, sees.step(action).obs
         assert torch.equal(there["teacher"], here["policy"]) and torch.equal(there["critic"], here["critic"])
-        assert torch.equal(there["policy"], here["policy"][:, :48])
-        assert (here["policy"][:, :3] != plain.clean_obs()["policy"][:, :3]).any()  # noise is applied
+        assert torch.equal(there["policy"], here["policy"][:, :129])
+        assert (here["policy"][:, 6:9] != plain.clean_obs()["policy"][:, :3]).any()  # noise is applied
     heights = {"observations": {"heights": {"used": True}}}
     both = make_env(num_envs=4, **{**settings, **heights}, vision="depth")
-    assert both.obs_sizes == {"policy": 48 + 187, "critic": 72 + 187} and "depth" in both.images
+    assert both.obs_sizes == {"policy": 129 + 187, "critic": 72 + 187} and "depth" in both.images
 
 
 def test_image_is_updated_every_fifth_control_step():

@@ -27,9 +27,9 @@ def started(task: str, **settings: Any) -> VecEnv:
 @pytest.mark.parametrize(
     ("task", "settings", "expected"),
     [
-        ("Go1Velocity", {}, {"lin_vel": "velocimeter"}),
-        ("Go1Velocity", {"task.terrain": "rough"}, {"lin_vel": "velocimeter", "heights": "ground heights"}),
-        ("Go1Velocity", {"task.observations.lin_vel.used": False}, {}),
+        ("Go1Velocity", {}, {}),
+        ("Go1Velocity", {"task.terrain": "rough"}, {"heights": "ground heights"}),
+        ("Go1Velocity", {"task.observations.lin_vel.used": True}, {"lin_vel": "velocimeter"}),
         ("Anymal", {}, {"lin_vel": "base velocity"}),
         ("Cartpole", {}, {}),
         ("Ant", {}, {"height": "height", "lin_vel": "base velocity", "angles": "target", "directions": "target"}),
