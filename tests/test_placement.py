@@ -153,7 +153,7 @@ def test_changed_kernel_counts_name_the_update_command() -> None:
     assert complaints(known, "Ant", {"act": 40, "env": 103}, OTHER_VERSION) != []
 
 
-BUDGETS = {"Ant": 120, "AnymalTerrain": 300, "Go1Tracking": 250, "Go1Velocity": 200, "ShadowHand": 200}
+BUDGETS = {"Ant": 120, "AnymalTerrain": 300, "Go1Tracking": 250, "Go1Velocity": 207, "ShadowHand": 200}
 """Kernels of a control step with PPO, without Warp's."""
 MINIBATCH_STEP = 100
 """Kernels of a minibatch step with PPO."""

@@ -93,9 +93,7 @@ class Commands(Stateful):
         """Draw new commands in the masked envs; `unit`: uniform numbers in [0, 1) to use instead of new ones."""
         if unit is None:
             unit = self._random.uniform(0.0, 1.0, len(self.names))
-        new = unit.mul(self._span).add_(self._low)
-        torch.where(where[:, None], new, self.value, out=self.value)
-        self._age.masked_fill_(where, 0)
+        self.hold(where, unit.mul(self._span).add_(self._low))
 
     def controls(self) -> dict[str, tuple[float, float]]:
         """Return the range of each command; see `Steerable`."""

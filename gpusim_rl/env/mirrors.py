@@ -141,7 +141,7 @@ class _Kinds:
         source = end - (columns[name][1] - first)  # the newest frame is the last one
         if source < begin:
             problem, key = f"site {kind.site!r} is not in the plane of symmetry", f"{self._task}.mirrors[{name!r}]"
-            raise TaskError(problem, key=key, expected="omega: a term with the same or a longer history", got=kind.omega)
+            raise TaskError(problem, key=key, expected="omega: a term with at least its history", got=kind.omega)
         return _terms(matrix, first, source)
 
     def _signs(self, where: str, kind: Any, size: int) -> list[float]:

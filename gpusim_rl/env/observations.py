@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeGuard
@@ -56,8 +55,7 @@ class ObservationTerm:
 class ObservationGroups:
     """Assembly of a task's terms into one tensor per group.
 
-    `settings` (`task.observations`) describe the policy's sensors and images; `noise` applies to the policy's whole
-    observation. `describe` sets the attributes.
+    `settings` (`task.observations`) are the policy's; `noise` is on all its terms. `describe` sets the attributes.
     """
 
     def __init__(self, task: Task[Any], settings: Mapping[str, Any], noise: Noise | None, seed: int) -> None:
@@ -82,25 +80,19 @@ class ObservationGroups:
                 if term not in known:
                     key, hint = f"{name}.{attribute}[{term!r}]", did_you_mean(term, known)
                     raise TaskError("observe() has no such term", key=key, hint=hint)
-        for group, value in obs.items():
-            if is_image(value):
-                height, width, channels = value.shape[1:]
-                self.images[group] = height, width, channels
+        images = {group: value for group, value in obs.items() if is_image(value)}
+        self.images.update({group: (it.shape[1], it.shape[2], it.shape[3]) for group, it in images.items()})
         own = [*named.get("policy", {}), *self.images]
-        for term in self._settings:
-            if term not in own:
-                hint = f"{did_you_mean(term, own)} Available: {', '.join(own) or 'none, since its terms are unnamed'}"
-                key = f"task.observations.{term}"
-                raise ConfigError("the policy's observation has no such term", key=key, hint=hint)
+        for term in (term for term in self._settings if term not in own):
+            hint = f"{did_you_mean(term, own)} Available: {', '.join(own) or 'none, since its terms are unnamed'}"
+            raise ConfigError("the policy's observation has no such term", key=f"task.observations.{term}", hint=hint)
         image_settings = {group: self._settings[group] for group in self.images if group in self._settings}
         term_settings = {term: settings for term, settings in self._settings.items() if term not in image_settings}
         if image_settings:
             self.image_noise = ImageNoise(image_settings, self.images, task.num_envs, task.device, self._seed)
         for group, terms in named.items():
             settings = term_settings if group == "policy" else {}
-            self.observed[group] = tuple(
-                _described(task, term, value.shape[1], settings.get(term, {})) for term, value in terms.items()
-            )
+            self.observed[group] = tuple(_described(task, term, value, settings) for term, value in terms.items())
             hidden = {term for term in settings if settings[term].get("used") == "critic"}
             self._read[group] = tuple(term for term in self.observed[group] if term.name not in hidden)
             scales = [term.scale for term in self._read[group] for _ in range(term.size)]
@@ -113,8 +105,7 @@ class ObservationGroups:
         self._dropped = {term for term, settings in term_settings.items() if settings.get("used") is False}
         if self._dropped:
             if TEACHER in obs:
-                problem = f"group name {TEACHER!r} is reserved when task.observations drops terms"
-                raise TaskError(problem, key=f"{name}.observe()", hint="Try renaming the group")
+                raise TaskError(f"group {TEACHER!r} is reserved for used=false", key=f"{name}.observe()")
             self.terms[TEACHER] = self._read["policy"]
             self.terms["policy"] = tuple(term for term in self.terms[TEACHER] if term.name not in self._dropped)
         if self.terms.get("policy") == ():
@@ -188,9 +179,7 @@ class SensorModel(SeededDraws):
         if self._history is not None:
             self._history.begin_episodes(where, self._random)
 
-    def read(
-        self, frame: Float[Tensor, "envs numbers"], scales: Float[Tensor, " numbers"] | None
-    ) -> Float[Tensor, "envs size"]:
+    def read(self, frame: Float[Tensor, "envs numbers"], scales: Tensor | None) -> Float[Tensor, "envs size"]:
         """Return scaled readings of a true, unscaled observation; a second call in a step replaces the newest frame."""
         if self._noise is not None:
             frame = self._noise.apply(frame)
@@ -225,15 +214,11 @@ class _History(Stateful):
         self._frames = torch.zeros(num_envs, frames, size, device=device)
         self._past = torch.zeros_like(self._frames)  # of earlier control steps, moved back; the last is unused
         self._fills = torch.ones(num_envs, frames, 1, dtype=torch.bool, device=device)  # frames set to the next one
-        # For each entry of the observation: place in the frames, without delay, and index of its term.
-        ends = itertools.accumulate(term.size for term in terms)
-        numbers = [
-            ((frames - 1 - age) * size + column, owner)
-            for owner, (term, end) in enumerate(zip(terms, ends, strict=True))
-            for age in reversed(range(term.history))
-            for column in range(end - term.size, end)
-        ]
-        self._places, self._owners = torch.tensor(numbers, device=device).T.contiguous()
+        # For each entry of the observation: place in the frames, if there is no delay, and index of its term.
+        columns = torch.arange((frames - 1) * size, frames * size, device=device).split([term.size for term in terms])
+        ages = [(k, age) for k, term in enumerate(terms) for age in reversed(range(term.history))]
+        self._places = torch.cat([columns[k] - age * size for k, age in ages])
+        self._owners = torch.cat([torch.full_like(columns[k], k) for k, _ in ages])
 
     def advance(self) -> None:
         self._past[:, :-1].copy_(self._frames[:, 1:])
@@ -260,11 +245,9 @@ def is_image(value: Any) -> TypeGuard[Tensor]:
 
 def number_names(sizes: Mapping[str, int], terms: Mapping[str, Sequence[ObservationTerm]]) -> dict[str, list[str]]:
     """Return the column names of every observation group, `term[i]`."""
-    names = {}
-    for group, size in sizes.items():
-        counts = [(term.name, term.size * term.history) for term in terms.get(group, ())] or [(group, size)]
-        names[group] = [f"{name}[{n}]" for name, count in counts for n in range(count)]
-    return names
+    counts = {group: [(term.name, term.size * term.history) for term in own] for group, own in terms.items()}
+    counts = {group: counts.get(group) or [(group, size)] for group, size in sizes.items()}
+    return {group: [f"{name}[{n}]" for name, count in own for n in range(count)] for group, own in counts.items()}
 
 
 def table(rows: list[tuple[str, int, str, str]]) -> str:
@@ -274,23 +257,19 @@ def table(rows: list[tuple[str, int, str, str]]) -> str:
         cells.append((str(first) if size == 1 else f"{first}-{first + size - 1}", name, words, unit))
         first += size
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-    lines = [f"    | {line} |" for line in lines]
+    lines = [f"    | {' | '.join(map(str.ljust, row, widths))} |" for row in cells]
     lines.insert(1, f"    |{'|'.join('-' * (width + 2) for width in widths)}|")
     return "\n".join(lines)
 
 
-def _described(task: Task[Any], name: str, size: int, settings: Any) -> ObservationTerm:
-    key = f"task.observations.{name}"
-    checked = build(TermSettings, settings, key)
+def _described(task: Task[Any], name: str, value: Tensor, settings: Mapping[str, Any]) -> ObservationTerm:
+    key, size = f"task.observations.{name}", value.shape[1]
+    checked = build(TermSettings, settings.get(name, {}), key)
+    unit, scale = task.units.get(name, ""), float(task.scales.get(name, 1.0))
+    noise = None if checked.noise is None else _noise(checked.noise, f"{key}.noise")
+    delay = (checked.delay, checked.delay) if isinstance(checked.delay, int) else checked.delay
     return ObservationTerm(
-        name=name,
-        size=size,
-        unit=task.units.get(name, ""),
-        scale=float(task.scales.get(name, 1.0)),
-        noise=None if checked.noise is None else _noise(checked.noise, f"{key}.noise"),
-        delay=(checked.delay, checked.delay) if isinstance(checked.delay, int) else checked.delay,
-        history=checked.history,
+        name=name, size=size, unit=unit, scale=scale, noise=noise, delay=delay, history=checked.history
     )
 
 

@@ -62,9 +62,8 @@ class SeededDraws:
         return {self._key: self._settings, **saved_state(self, self._random)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict` in place, or redraw if its settings differ."""
-        names = {name for name, _ in kept_tensors(vars(self))}  # an older version had others
-        if state[self._key] == self._settings and names <= state["tensors"].keys():
+        """Restore `state_dict` in place, or redraw if its settings differ or tensors are missing (an older version)."""
+        if state[self._key] == self._settings and dict(kept_tensors(vars(self))).keys() <= state["tensors"].keys():
             restore_state(self, self._random, state)
         else:
             self._random.load_state_dict(state["random"])
