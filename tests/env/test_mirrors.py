@@ -120,7 +120,7 @@ def test_unsuitable_mirror_kind_is_rejected(mirrors, words, monkeypatch):
 @pytest.mark.parametrize("task", ["Go1Velocity", "G1Velocity"])
 def test_off_plane_velocimeter_is_mirrored(task, monkeypatch):
     """Go1's IMU is 6.7 cm off the plane: its velocity also depends on the angular velocity."""
-    plain = dict.fromkeys(("ang_vel", "gravity", "joint_pos", "joint_vel", "actions"), {"history": 1})
+    plain = {term: {"history": 1} for term in ("ang_vel", "gravity", "joint_pos", "joint_vel", "actions")}
     env = make(task, observations={"lin_vel": {"used": True}, **plain})
     found = differences_by_term(env)
     measured = {group: found[f"{group}/lin_vel"] or 0.0 for group in env.obs_sizes}
