@@ -135,7 +135,7 @@ def test_off_plane_velocimeter_is_mirrored(task, monkeypatch):
 
 
 def test_off_plane_velocity_depends_on_the_angular_velocity_of_its_time():
-    """Of ang_vel's three frames, after lin_vel, only the newest is as old as lin_vel."""
+    """Only the newest of three frames of ang_vel, which follow lin_vel, is as old as lin_vel."""
     [plain, late] = [
         mirrored(make("Go1Velocity", observations={"lin_vel": {"used": True, "history": frames}}))[0]["policy"].terms
         for frames in (1, 2)
