@@ -95,7 +95,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_585,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_113, "tests": 53_254, "benchmarks": 8_636}
+FOLDERS = {"tasks": 5_084, "tools": 4_113, "tests": 53_258, "benchmarks": 8_636}
 
 
 def lines_of(*paths: Path) -> int:

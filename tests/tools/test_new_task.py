@@ -197,6 +197,8 @@ def test_velocity_task_of_a_robot_file_stands_at_its_pose(tmp_path, open_env):
     task, robot = env.task, env.sim.articulation("robot")
     assert task.robot.feet == tuple(f"body:{leg}_calf" for leg, *_ in LEGS)
     assert set(task.robot.motors) == {"*_hip", "*_knee"}
+    size = env.obs_sizes["policy"]
+    assert re.search(rf"\| {size - 3}-{size - 1} +\| command ", type(task).__doc__ or "")
     for _ in range(50):  # 1 s
         step = env.step(torch.zeros(2, 8))
         assert not step.terminated.any()
