@@ -59,8 +59,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def sb3_log_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Set the log folder of Stable-Baselines3, by default the temporary folder."""
+def folders(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Set the log folder of Stable-Baselines3, by default the temporary folder, and that of robots' meshes."""
+    os.environ["GPUSIM_RL_LOOKS"] = str(tmp_path_factory.mktemp("looks"))
     os.environ["SB3_LOGDIR"] = str(tmp_path_factory.mktemp("sb3"))
 
 

@@ -51,7 +51,8 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "Newton": (602, "sim/newton*"),
     "robot files": (1_247, "sim/urdf", "sim/robot_*", "sim/mesh_file", "sim/menagerie", "sim/legged"),
     "scaffold": (396, "connect/task_text", "connect/isaacgymenvs"),
-    "viewer and report": (2_619, "view/*", "learned"),
+    "looks": (225, "view/looks"),
+    "viewer and report": (2_624, "view/*", "learned"),
     "other libraries": (2_127, "connect/*"),
     "actors": (
         1_592,
@@ -79,7 +80,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "stress": (766, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress"),
     "exports in viewers and reports": (141, "deployed/exported*"),
     "C source": (336, "deployed/c_source"),
-    "share": (202, "deployed/share", "deployed/browser_mujoco"),
+    "share": (205, "deployed/share", "deployed/browser_mujoco"),
     "adopt": (1_160, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
     "search": (875, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
@@ -95,7 +96,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_585,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_113, "tests": 53_258, "benchmarks": 8_636}
+FOLDERS = {"tasks": 5_084, "tools": 4_157, "tests": 53_378, "benchmarks": 8_636}
 
 
 def lines_of(*paths: Path) -> int:
@@ -128,7 +129,7 @@ def test_commands_on_exports_of_any_origin_stay_short():
     tools = [ROOT / "tools" / f"{name}.py" for name in ("stress", "share", "adopt")]
     files = [PACKAGE / "testing" / "measurable.py", *(PACKAGE / "deployed").glob("[!c]*.py")]
     files += (PACKAGE / "deployed").glob("contract*.py")
-    assert lines_of(*files, *tools) <= 2_630
+    assert lines_of(*files, *tools) <= 2_633
 
 
 def test_benchmarks_folder_has_only_bench_and_readme():

@@ -133,6 +133,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
 
     from gpusim_rl.env import VecEnv
     from gpusim_rl.sim.interface import put_pose
+    from gpusim_rl.view import looks
     from gpusim_rl.view.player import Player
     from gpusim_rl.view.renderer import Camera, picture_model
 
@@ -146,6 +147,7 @@ def watch(player: Player | DumpReplay, steps: int | None) -> None:
     camera = Camera(sim.scene, sim.poses.cpu().numpy())
     model = picture_model(sim.scene, camera)
     data = mujoco.MjData(model)
+    say(*looks.hints(sim.scene))
     dt = 1.0 / env.cfg.control_hz
     paused = False
 

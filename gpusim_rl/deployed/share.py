@@ -21,6 +21,7 @@ from gpusim_rl.export.scene_file import LICENCE
 from gpusim_rl.files import budgets, npz_file
 from gpusim_rl.files.safe_open import load_json, read_bytes
 from gpusim_rl.sim.robot_xml import bounded_memory
+from gpusim_rl.view import looks
 
 MB = 1e6
 MAX_HZ, MAX_NUMBERS = 1000.0, 100_000  # control rate and observation size: a visitor's browser must not freeze
@@ -48,16 +49,18 @@ def page(folder: Path, most_mb: float) -> str:
         npz = folder / Path(card["files"]["numpy"]).name
         graph, weights = network(npz)
         scene = {name: packed(content) for name, content in scene_files(folder, card["files"]["scene"]).items()}
-    Walkers(folder, 1)  # checks rates, sources, joints, actuators and the scene
+    walkers = Walkers(folder, 1)  # checks rates, sources, joints, actuators and the scene
     with reading(folder), bounded_memory():  # an operator that robot.js computes differently is found by the page
         seen = np.random.default_rng(0).standard_normal(card["observation"]["size"]).round(3)
         [expected], *_ = plain_function(read_bytes(npz))({"obs": seen[None].astype(np.float32)})
         graph["example"] = [seen.tolist(), expected.tolist()]
         texts = {"card": json.dumps(card, allow_nan=False), "graph": json.dumps(graph, allow_nan=False)}
         title = html.escape(str(card["task"]).encode(errors="replace").decode())
+    meshes, licence = looks.for_page(walkers.model)
     licences = [*[folder / LICENCE] * (folder / LICENCE).is_file(), PAGE / "LICENSE.mujoco"]
-    texts["licence"] = "\n\n".join(read_bytes(file).decode(errors="replace") for file in licences)
-    parts = {name: packed(text.encode()) for name, text in texts.items()} | {"weights": packed(weights)}
+    texts["licence"] = "\n\n".join(read_bytes(file).decode(errors="replace") for file in licences) + licence
+    parts = {name: packed(text.encode()) for name, text in texts.items()}
+    parts |= {name: packed(content) for name, content in {"weights": weights, **meshes}.items()}
     # No tag inside the data ends its script early.
     data = json.dumps({**parts, **browser_files(), "scene": scene}).replace("<", "\\u003c")
     script = "\n".join((PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS)

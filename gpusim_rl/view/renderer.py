@@ -18,6 +18,7 @@ import numpy as np
 from gpusim_rl.errors import ConfigError, first_line, say
 from gpusim_rl.sim import Scene
 from gpusim_rl.sim.interface import put_pose
+from gpusim_rl.view import looks
 
 FOVY_DEG = 45.0
 DISTANCE = 2.7  # camera distance [radii of the robot]
@@ -125,8 +126,7 @@ def picture_model(scene: Scene, camera: Camera) -> mujoco.MjModel:
         sky = spec.add_texture(name="gpusim_rl/sky", type=skybox, builtin=gradient, width=256, height=6 * 256)
         sky.rgb1, sky.rgb2 = SKY
     spec.worldbody.add_camera(name=CAMERA, fovy=FOVY_DEG)
-    model = spec.compile()
-    model.geom_group[:] = scene.model.geom_group  # hides collision shapes behind visual ones
+    model = looks.compiled(spec, scene)
     model.stat.extent = camera.radius  # unit of clipping planes, haze and shadows
     visual = model.vis
     visual.global_.fovy = FOVY_DEG

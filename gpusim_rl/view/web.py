@@ -26,6 +26,7 @@ from gpusim_rl.env import VecEnv
 from gpusim_rl.env.command import steerable
 from gpusim_rl.env.encoded_env import EncodedEnv
 from gpusim_rl.errors import ConfigError, first_line, say, warn
+from gpusim_rl.view import looks
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.video import newest
 from gpusim_rl.view.web_guard import guarded_server, is_possible
@@ -52,7 +53,7 @@ def view_in_browser(
     envs cannot be shown, or the port cannot be used.
     """
     with contextlib.closing(WebViewer(player, host=host, port=port)) as viewer:
-        say(f"viewing {player.name} at {viewer.address} (Ctrl-C to stop)")
+        say(f"viewing {player.name} at {viewer.address} (Ctrl-C to stop)", *viewer.hints)
         sys.stdout.flush()  # a pipe would buffer it
         if host not in (LOCALHOST, "localhost", "::1"):
             warn(f"anyone who can reach {host} on port {viewer.port} can watch and steer: there is no password")
@@ -76,6 +77,7 @@ class WebViewer:
         self.queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # calls to make between steps
         self._steps, self._steps_to_take = 0, 0  # steps taken, and steps to take while paused
         self._shown_s, self._steps_shown = 0.0, 0  # time and steps of the displayed numbers
+        self.hints = looks.hints(player.env.sim.scene)
         self._numbers = Numbers(player.env)
         self._server = guarded_server(host, _free_port(host, port), "a viewer in the browser")
         self.port = self._server.get_port()

@@ -16,6 +16,7 @@ from gpusim_rl.env import VecEnv
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.sim import Sim
 from gpusim_rl.sim.interface import put_pose
+from gpusim_rl.view import looks
 from gpusim_rl.view.player import Player
 from gpusim_rl.view.renderer import FOVY_DEG, SKY, Camera, picture_model
 from gpusim_rl.view.video import caption_words, frame_rate
@@ -157,5 +158,7 @@ def html_replay(player: Player, steps: Iterable[int], needed_by: str, words: Seq
                 recording.insert_sleep(1.0 / fps)
             player.step()
         page = recording.as_html().replace("<title>Viser</title>", f"<title>{title}</title>", 1)
+    used, _ = looks.find(player.env.sim.scene.model)
+    licence = f"<!-- {html.escape(used.licence).replace('--', '- -')} -->" if used is not None else ""
     page = page.replace("{darkMode:false}", '{darkMode:matchMedia("(prefers-color-scheme: dark)").matches}', 1)
-    return page.replace("<body>", f"<body>{CAPTION.format(title)}", 1)
+    return page.replace("<body>", f"<body>{licence}{CAPTION.format(title)}", 1)

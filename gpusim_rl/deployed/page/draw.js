@@ -112,8 +112,22 @@ function terrain(m, id) {
   return new Float32Array(out);
 }
 
+function* skinned({unit, parts}, numbers) {  // meshes of bodies: 16-bit vertices of all, then 16-bit faces of all
+  let from = 0, start = 6 * parts.reduce((sum, part) => sum + part[2], 0);
+  for (const [body, colour, vertices, faces] of parts) {
+    const points = new Int16Array(numbers, from, 3 * vertices), index = new Uint16Array(numbers, start, 3 * faces);
+    const rows = new Float32Array(6 * vertices), at = i => [...points.subarray(3 * i, 3 * i + 3)];
+    for (let i = 0; i < vertices; i++) rows.set(at(i).map(x => unit * x), 6 * i);
+    for (let f = 0; f < 3 * faces; f += 3) {
+      const [p, q, s] = [...index.subarray(f, f + 3)].map(at), n = cross(add(q, p, -1), add(s, p, -1));
+      for (let k = 0; k < 3; k++) for (let j = 0; j < 3; j++) rows[6 * index[f + k] + 3 + j] += n[j] * unit;
+    }
+    yield {body, colour, rows, index}; from += 6 * vertices; start += 6 * faces;
+  }
+}
+
 class Picture {
-  constructor(canvas, model) {
+  constructor(canvas, model, looks, skin) {
     this.canvas = canvas;
     const fast = canvas.getContext("webgl2", {antialias: true, alpha: false, failIfMajorPerformanceCaveat: true});
     const gl = this.gl = fast ?? canvas.getContext("webgl2", {antialias: false, alpha: false});  // drawn on the CPU
@@ -140,7 +154,10 @@ class Picture {
     this.shapes = {}; this.sun = unit([-0.42, 0.38, 1]); this.quality = fast ? 2 : 0;
     this.keep("sphere", ...sphere());
     this.keep("box", box()); this.keep("cylinder", cylinder()); this.keep("cone", cylinder(0));
-    this.geoms = [];
+    this.geoms = []; this.skins = [];
+    for (const {body, colour, rows, index} of looks ? skinned(looks, skin) : []) {
+      const shape = `skin${this.skins.length}`; this.keep(shape, rows, index); this.skins.push({body, colour, shape});
+    }
     for (let g = 0; g < model.ngeom; g++) this.prepare(model, g);
   }
   keep(name, rows, index = null) {
@@ -165,7 +182,8 @@ class Picture {
     }[kind] ?? [];
     if (!shape) return;
     if (kind == 1 || kind == 7) this.shapes[shape] || this.keep(shape, (kind == 1 ? terrain : meshOf)(m, id));
-    this.geoms.push({g, shape, scale, stretch, colour, size: [a || 4 * FAR, b || 4 * FAR]});
+    this.geoms.push({g, shape, scale, stretch, colour, size: [a || 4 * FAR, b || 4 * FAR],
+      worn: this.skins.some(skin => skin.body == m.geom_bodyid[g])});
   }
   put(shape, place, turn, scale, stretch, colour, kind) {
     const {gl, at} = this;
@@ -175,8 +193,11 @@ class Picture {
     if (index) gl.drawElements(gl.TRIANGLES, count, gl.UNSIGNED_SHORT, 0); else gl.drawArrays(gl.TRIANGLES, 0, count);
   }
   solids(data, planes) {
-    const places = data.geom_xpos, turns = data.geom_xmat;
-    for (const {g, shape, scale, stretch, colour, size} of this.geoms) {
+    const places = data.geom_xpos, turns = data.geom_xmat, bodies = data.xpos, ways = data.xmat;
+    for (const {body, colour, shape} of this.skins)
+      this.put(shape, three(bodies, body), turned(nine(ways, body)), [1, 1, 1], 0, colour, planes ? 0 : 3);
+    for (const {g, shape, scale, stretch, colour, size, worn} of this.geoms) {
+      if (worn) continue;  // a skin is drawn instead
       const place = three(places, g), turn = turned(nine(turns, g));  // columns, as WebGL has them
       if (shape != "plane") this.put(shape, place, turn, scale, stretch, colour, planes ? 0 : 3);
       else if (planes) this.put("box", add(place, turn.slice(6), -0.01), turn, [...size, 0.01], 0, [...planes, 1], 1);

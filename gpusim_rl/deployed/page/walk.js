@@ -221,7 +221,8 @@ async function main() {
     const robot = new Robot(mj, model, card, policy);
     let picture = null;
     by("status").hidden = true;
-    try { picture = new Picture(by("canvas"), model); } catch (error) { fail(error.message); }
+    const looks = page.looks && JSON.parse(await text("looks"));
+    try { picture = new Picture(by("canvas"), model, looks, looks && await unpack(page.skin)); } catch (error) { fail(error.message); }
     const walk = new Walk(robot, picture);
     walk.start();
     // For tests and scripts: stop the clock, advance simulated time, set the command, push.
