@@ -41,6 +41,7 @@ CONTENTS = {
         "motion",
         "export",
         "deploy",
+        "robot",
         "distributed",
         "connect",
         "doctor",

@@ -150,9 +150,10 @@ def load_spec(
 ) -> RunSpec:
     """Load the classes that a composed config names, unless passed, check its settings, and return both."""
     import_torch()
-    from gpusim_rl.env.task import Task, load_task_or_environment
+    from gpusim_rl.env.task import Task, expand, load_task_or_environment
     from gpusim_rl.learn.algorithm import load_algorithm_class
 
+    expand(config["task"])
     checkpoint = checkpoint or resolve_checkpoint(config)
     task_class = task_class or load_task_or_environment(config["task"].get("_target_"))
     algorithm_class = algorithm_class or load_algorithm_class(config["algo"].get("_target_"))

@@ -31,7 +31,7 @@ from gpusim_rl.options import Parser
 GROUPS = {
     "Train": ("train", "tune", "collect", "pretrain-encoder"),
     "Look": ("demo", "list", "play", "record", "snapshot", "plot", "report", "looks"),
-    "Check": ("doctor", "check-task", "audit", "transfer", "stress"),
+    "Check": ("doctor", "check-task", "audit", "transfer", "stress", "identify"),
     "Write": ("new-task", "clip"),
     "Share": ("export", "adopt", "share", "publish-demo"),
 }

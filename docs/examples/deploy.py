@@ -69,6 +69,8 @@ class Robot:
         self.most_spin = float(card.get("max_angular_velocity") or 0.0)  # not part of a MuJoCo model
         self.joints = {joint["name"]: (joint["qpos"], joint["qvel"]) for joint in card["joints"]}
         self.qpos, self.qvel = np.array(list(self.joints.values())).T
+        self.bias = np.array([joint.get("encoder_bias", 0.0) for joint in card["joints"]])  # reading - angle
+        self.biases = dict(zip(self.joints, self.bias, strict=True))
         self.pose = np.array([joint.get("pose", joint["default"]) for joint in card["joints"]])
         free = self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
         robot = np.bincount(self.model.body_rootid[self.model.dof_bodyid], minlength=1).argmax()  # most joints
@@ -108,16 +110,16 @@ class Robot:
             case ["sensor", name]:
                 return data.sensor(name).data
             case ["joint", "positions"]:
-                return data.qpos[self.qpos]
+                return data.qpos[self.qpos] + self.bias
             case ["joint", "positions", "from", "the", "pose"]:
-                return data.qpos[self.qpos] - self.pose
+                return data.qpos[self.qpos] + self.bias - self.pose
             case ["joint", "velocities"]:
                 return data.qvel[self.qvel]
             case ["velocity", "of", joint] if joint in self.joints:
                 return data.qvel[self.joints[joint][1]]
             case ["position" | "sine" | "cosine" as what, "of", joint] if joint in self.joints:
                 angle = data.qpos[self.joints[joint][0]]
-                return {"position": angle, "sine": np.sin(angle), "cosine": np.cos(angle)}[what]
+                return {"position": angle + self.biases[joint], "sine": np.sin(angle), "cosine": np.cos(angle)}[what]
             case ["gravity"] if self.base is not None:
                 return -self.axes()[2]
             case ["base", "velocity"] if self.base is not None:
@@ -141,7 +143,7 @@ class Robot:
     def step(self, targets: dict[str, float]) -> None:
         """Take one control step."""
         for name, value in targets.items():
-            self.data.ctrl[self.controls[name]] = value
+            self.data.ctrl[self.controls[name]] = value - self.biases.get(name, 0.0)
         mujoco.mj_step(self.model, self.data, self.substeps)
         free = self.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE
         for first in self.model.jnt_dofadr[free] if self.most_spin else []:

@@ -230,10 +230,14 @@ def _properties(
     node, path = _section(parent, section, path), f"{path}.{section}"
     _check_keys(node, path, known)
     for key in node:
-        if (spec := _parse(Property, node, key, path)) is not None:
-            with named(f"{path}.{key}"):
-                quantities = known[key](spec.names)
-            yield spec, quantities, f"{path}.{key}"
+        several = isinstance(node[key], list)  # entries, each for its own `names`
+        for i, entry in enumerate(node[key] if several else [node[key]]):
+            at = f"{path}.{key}[{i}]" if several else f"{path}.{key}"
+            if entry is not None:
+                spec = parse(Property, entry, at)
+                with named(at):
+                    quantities = known[key](spec.names)
+                yield spec, quantities, at
 
 
 def _effective(spec: Property, quantities: list[Quantity], path: str) -> list[Quantity]:

@@ -19,6 +19,8 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.schema import Count, Fraction, Positive, Rule
 from gpusim_rl.sim import Scene, Sim
+from gpusim_rl.sim.drives import expand as expand
+from gpusim_rl.sim.drives import with_drives
 
 MOST_SUBSTEPS = 10_000
 """Maximum physics steps per action. They run in one simulator call, which signals cannot interrupt."""
@@ -47,6 +49,7 @@ class TaskConfig:
     randomization_params: dict[str, Any] = field(default_factory=dict)  # docs/randomization.md
     reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)  # resets to reached states
     observations: dict[str, Any] = field(default_factory=dict)  # sensors of observation terms: docs/add_a_task.md
+    drives: dict[str, Any] | None = None  # identified drives: docs/robot.md; see `gpusim_rl.sim.drives`
 
     def __post_init__(self) -> None:
         physics, control, expected, hint = self.physics_hz, self.control_hz, "", ""
@@ -123,6 +126,11 @@ class Task(ABC, Generic[Cfg]):
     @abstractmethod
     def scene(cls, cfg: Cfg) -> Scene:
         """Return the scene of one env."""
+
+    @classmethod
+    def built_scene(cls, cfg: Cfg) -> Scene:
+        """Return the scene of one env, with the drives of `cfg.drives`."""
+        return with_drives(cls.scene(cfg), cfg.drives)
 
     @abstractmethod
     def reset(self, where: Bool[Tensor, " envs"]) -> None:

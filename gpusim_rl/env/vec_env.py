@@ -100,7 +100,7 @@ class VecEnv(Environment):
         cls, task_class: type[Task], cfg: TaskConfig, *, num_envs: int, choice: SimChoice, sim: SimConfig, seed: int
     ) -> VecEnv:
         """Build scene, simulator and environment."""
-        return cls(task_class, cfg, make_sim(task_class.scene(cfg), choice, num_envs, sim), seed)
+        return cls(task_class, cfg, make_sim(task_class.built_scene(cfg), choice, num_envs, sim), seed)
 
     @property
     def overflow(self) -> Bool[Tensor, " envs"]:

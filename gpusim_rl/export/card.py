@@ -18,6 +18,7 @@ from gpusim_rl.export.model import ExportedPolicy
 from gpusim_rl.files.provenance import describe_environment
 from gpusim_rl.files.safe_open import load_json
 from gpusim_rl.sim.actuators import DAMPING, INPUT, STIFFNESS, control_names, is_dc_motor
+from gpusim_rl.sim.drives import biases
 from gpusim_rl.spaces import MultiDiscrete
 from gpusim_rl.testing.measurable import simulator_only
 from gpusim_rl.view.player import Player
@@ -63,6 +64,8 @@ def describe(
         }
         zero = {row.get("joint"): control.offset[i] for i, row in reversed([*enumerate(actuators)]) if row.get("kp")}
         joints = [{**joint, "pose": zero.get(joint["name"], joint["default"])} for joint in joints]
+    if bias := biases(player.spec.config["task"]):
+        joints = [{**joint, "encoder_bias": bias.get(joint["name"], 0.0)} for joint in joints]
     return {
         **card,
         "commands": _commands(env),

@@ -79,6 +79,8 @@ class DeployedPolicy:
             joint if joint and joints.count(joint) == 1 else actuator["name"]
             for joint, actuator in zip(joints, actuators, strict=True)
         ]
+        joints = self.card.get("joints", [])
+        self.bias = {joint["name"]: joint.get("encoder_bias", 0.0) for joint in joints}  # reading - angle [rad]
         self.reset()
 
     def reset(self) -> None:
@@ -107,7 +109,8 @@ class DeployedPolicy:
         self.action = action[0]
         if "control" not in self.card:
             return self.action, {}
-        return self.action, dict(zip(self.targets, rest[0][0].tolist(), strict=True))
+        controls = zip(self.targets, rest[0][0].tolist(), strict=True)
+        return self.action, {target: value + self.bias.get(target, 0.0) for target, value in controls}
 
     def image(self, name: str, value: Any) -> np.ndarray:
         """Return the newest frame of a group as a batch of one."""
@@ -125,13 +128,20 @@ class DeployedPolicy:
             if value is None or np.size(value) != term["size"]:
                 got = "nothing" if value is None else f"{np.size(value)} numbers"
                 raise ValueError(f"observation term {term['name']!r}: expected {term['size']} numbers, got {got}")
-            frame = np.asarray(value, np.float32).ravel() * np.float32(term["scale"])
+            frame = np.asarray(value, np.float32).ravel() - np.float32(self.offset(term["source"]))
+            frame *= np.float32(term["scale"])
             if not np.isfinite(frame).all():  # would persist in the last action, history and recurrent state
                 raise ValueError(f"observation term {term['name']!r}: expected finite numbers, got {frame.tolist()}")
             frames = self._frames.setdefault(term["name"], [frame] * term["history"])
             frames[:] = [*frames[1:], frame]  # the first frame of an episode fills the history
             joined += frames
         return np.concatenate(joined)
+
+    def offset(self, source: str) -> Any:
+        """Return the encoder biases in the readings of an observation source, or 0."""
+        if source.startswith("joint positions"):
+            return [*self.bias.values()]
+        return self.bias.get(source.removeprefix("position of "), 0.0)
 
 
 def content(folder: Path, name: str) -> bytes:

@@ -42,7 +42,7 @@ def make_env(start: RunStart) -> Environment:
         return task_class.from_settings(cfg.env, num_envs=cfg.num_envs, seed=seed, device=start.device)
     if cfg.test:  # whole episodes only
         task_cfg = task_cfg.whole_episodes()
-    sim = make_sim(task_class.scene(task_cfg), start.sim, cfg.num_envs, cfg.sim)
+    sim = make_sim(task_class.built_scene(task_cfg), start.sim, cfg.num_envs, cfg.sim)
     return VecEnv(task_class, task_cfg, sim, start.process_seed, check=cfg.debug.check_task)
 
 

@@ -17,7 +17,7 @@ else:
     SimName = Literal[("auto", *SIMULATORS)]
 
 T = TypeVar("T")
-TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observations")
+TASK_DEFAULTS = ("randomize", "randomization_params", "reset_from", "observations", "drives")
 """Keys of `task` with a default in cfg/config.yaml."""
 PER_CALL_SETTINGS = ("checkpoint", "start_from", "test", "trust", "log.console", "log.video")
 """Settings of a single call, which are never restored from a run folder."""

@@ -90,7 +90,7 @@ def scene_by_name(robot: str, config_dir: str | None = None) -> Scene:
         if not issubclass(spec.task_class, Task):
             problem = f"{robot!r} has no scene: its envs come from another library"
             raise ConfigError(problem, hint="Try another task or a robot")
-        return spec.task_class.scene(spec.cfg.task)
+        return spec.task_class.built_scene(spec.cfg.task)
     files = {file.stem: file for file in assets_dir().rglob("*.xml")}
     if robot not in files and not robot.startswith("menagerie:") and not robot.endswith((".xml", ".urdf")):
         hint = f"{did_you_mean(robot, [*known, *files])} Try a path or menagerie:<robot>"

@@ -77,7 +77,7 @@ def test_optional_task_settings_have_one_default():
     assert dataclasses.asdict(shared["reset_from"].default_factory()) == reset_from  # type: ignore[misc]
     assert shared["randomization_params"].default_factory is shared["observations"].default_factory is dict
     found = composing.compose(["~task"])["task"]
-    assert found == {**without_yaml, "randomization_params": {}, "observations": {}}
+    assert found == {**without_yaml, "randomization_params": {}, "observations": {}, "drives": None}
 
 
 def test_debug_smoke_shrinks_any_task():
