@@ -80,7 +80,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "measurable terms": (60, "testing/measurable"),
     "stress": (766, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress"),
     "exports in viewers and reports": (141, "deployed/exported*"),
-    "C source": (336, "deployed/c_source"),
+    "C source": (346, "deployed/c_source"),
     "share": (205, "deployed/share", "deployed/browser_mujoco"),
     "adopt": (1_160, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
     "search": (875, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
@@ -97,7 +97,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_594,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_868, "benchmarks": 8_801}
+FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_857, "benchmarks": 8_801}
 
 
 def lines_of(*paths: Path) -> int:

@@ -92,24 +92,27 @@ TAIL = """\
 
 void policy_reset(policy_state *state) { memset(state, 0, sizeof *state); }
 
-/* Append a frame to a term's history; the first frame of an episode fills it. */
-static void append(policy_state *state, float *frames, const float *value, float scale, int size, int history) {
+/* Append a frame, without its encoder biases, to a term's history; the first frame of an episode fills it. */
+static void append(policy_state *state, float *frames, const float *value, const float *bias, float scale, int size,
+                   int history) {
     if (state->started) memmove(frames, frames + size, sizeof(float) * (size_t)(size * (history - 1)));
     for (int i = state->started ? history - 1 : 0; i < history; i++)
-        for (int k = 0; k < size; k++) frames[i * size + k] = value[k] * scale;
+        for (int k = 0; k < size; k++) frames[i * size + k] = (value[k] - (bias ? bias[k] : 0.0f)) * scale;
 }
 
 /* Write the action and, for each actuator, its control. Return 0, or the number of the term that is not finite; then
  * nothing is written. */
 int policy_act(policy_state *state, const policy_input *input, float *action, float *control) {
     float outputs[POLICY_ACTIONS + POLICY_CONTROLS];
+    static const float control_bias[POLICY_CONTROLS + 1] = %(control_bias)s;
     (void)control;
+    (void)control_bias;
 %(terms)s
     state->started = 1;
     policy_network(state->obs, outputs);
     memcpy(state->action, outputs, sizeof state->action);
     memcpy(action, outputs, sizeof state->action);
-    for (int i = 0; i < POLICY_CONTROLS; i++) control[i] = outputs[POLICY_ACTIONS + i];
+    for (int i = 0; i < POLICY_CONTROLS; i++) control[i] = outputs[POLICY_ACTIONS + i] + control_bias[i];
     return 0;
 }
 
@@ -172,7 +175,10 @@ def c_source(folder: Path) -> str:
             "actions": actions,
             "controls": sum(network.sizes) - actions,
             "fields": "\n".join(f"    float {names[term['name']]}[{int(term['size'])}];" for term in given),
-            "terms": "\n".join(_observe(terms, names)),
+            "terms": "\n".join(_observe(terms, names, policy)),
+            "control_bias": _braced(
+                [*(policy.bias.get(target, 0.0) for target in policy.targets[: sum(network.sizes) - actions]), 0.0]
+            ),
             "card": _strings(json.dumps(card)),
             "test_inputs": "\n".join(f"        {{{', '.join(map(_braced, frame.values()))}}}," for frame in inputs),
             "test_actions": "\n".join(f"        {_braced(action)}," for action in tests),
@@ -312,7 +318,7 @@ def field_names(terms: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name if ok else f"term_{i}_" for i, (name, ok) in enumerate(zip(names, usable, strict=True))]
 
 
-def _observe(terms: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Iterator[str]:
+def _observe(terms: Sequence[Mapping[str, Any]], names: Mapping[str, str], policy: DeployedPolicy) -> Iterator[str]:
     """Yield the statements that check the terms and append them to the history."""
     for i, term in enumerate(terms):
         if term["name"] in names:
@@ -322,11 +328,15 @@ def _observe(terms: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> It
     for term in terms:
         size, history = int(term["size"]), int(term["history"])
         value = f"input->{names[term['name']]}" if term["name"] in names else "state->action"
-        yield f"    append(state, state->obs + {start}, {value}, {literal(term['scale'])}, {size}, {history});"
+        offset, bias = np.broadcast_to(policy.offset(term["source"]), size), "NULL"
+        if offset.any():
+            bias = f"bias_{start}"
+            yield f"    static const float {bias}[] = {_braced(offset)};"
+        yield f"    append(state, state->obs + {start}, {value}, {bias}, {literal(term['scale'])}, {size}, {history});"
         start += size * history
 
 
-def _braced(values: np.ndarray) -> str:
+def _braced(values: Sequence[float] | np.ndarray) -> str:
     return "{" + ", ".join(map(literal, np.ravel(values))) + "}"
 
 

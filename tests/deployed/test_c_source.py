@@ -130,8 +130,10 @@ def test_operations_in_c_equal_numpy(tmp_path):
     assert relative(network(compiled(folder), obs, expected.shape[1]), expected) < 1e-5
 
 
-def test_history_and_last_action_equal_the_runtime(tmp_path):
-    folder = write_export(tmp_path / "export")
+@pytest.mark.parametrize("bias", [0.0, 0.3])  # of the encoder [rad]
+def test_history_and_last_action_equal_the_runtime(tmp_path, bias):
+    joint = {"name": "knee", "qpos": 7, "qvel": 6, "default": 0.0, "range": [-1.0, 1.0], "encoder_bias": bias}
+    folder = write_export(tmp_path / "export", joints=[joint])
     library, policy = compiled(folder), DeployedPolicy(folder, plain=True)
     state, values = (ctypes.c_float * (SIZE + 2))(), np.random.default_rng(2).normal(size=(8, 5)).astype(np.float32)
     action, control = (ctypes.c_float * 1)(), (ctypes.c_float * 1)()
