@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,7 +143,7 @@ def test_command_writes_plan_drives_and_page(arm, hidden, tmp_path, capsys, monk
 @pytest.fixture(scope="module")
 def go1(tmp_path_factory):
     """Drives file of Go1 with invented values, as `identify` writes it."""
-    spec = load_spec(compose(["task=Go1Velocity"]), [])
+    spec: Any = load_spec(compose(["task=Go1Velocity"]), [])
     scene = spec.task_class.scene(spec.cfg.task)
     own, (values, _) = nominal(scene), draw_drives(scene, 1)
     row = lambda value: {"value": value, "low": value - 0.1 * abs(value), "high": value + 0.1 * abs(value)}  # noqa: E731
@@ -173,7 +174,8 @@ def test_training_uses_model_ranges_and_bias(go1):
     assert (abs(kp / kp.new_tensor(model.actuator_gainprm[:, 0]) - 1.0) < 0.1001).all()
     late = env.sim.param("actuator_delay", "robot", None).value
     assert {round(value, 4) for value in late.flatten().tolist()} <= {0.0025, 0.0075}  # one or two steps of 5 ms
-    assert env.cfg.encoder_bias == pytest.approx(0.005 + 0.1 * max(abs(own["bias"]) for own in values.values()))
+    cfg: Any = env.cfg
+    assert cfg.encoder_bias == pytest.approx(0.005 + 0.1 * max(abs(own["bias"]) for own in values.values()))
     env.close()
 
 
@@ -187,7 +189,7 @@ def test_settings_hold_the_drives_themselves(go1):
 
 
 def test_drives_of_another_robot_are_refused(go1):
-    spec = load_spec(compose(["task=Go2Velocity", f"task.drives={go1[0]}"]), [])
+    spec: Any = load_spec(compose(["task=Go2Velocity", f"task.drives={go1[0]}"]), [])
     with raises(ConfigError, key="task.drives of robot") as info:
         spec.task_class.built_scene(spec.cfg.task)
     assert "another robot" in info.value.problem
@@ -222,7 +224,7 @@ def test_drives_apply_to_a_scene(arm, result):
 def test_go1_is_identified(tmp_path):
     from deployed.identification import HZ, SECONDS, stance_of
 
-    spec = load_spec(compose(["task=Go1Velocity"]), [])
+    spec: Any = load_spec(compose(["task=Go1Velocity"]), [])
     scene = spec.task_class.scene(spec.cfg.task)
     targets = make_plan(scene, stance_of(scene), SECONDS, HZ).arrays()
     drives, delay = draw_drives(scene, 8)
@@ -238,7 +240,8 @@ def test_log_of_csv_equals_npz(hidden, tmp_path):
     table = np.concatenate([log.time[:, None], log.target, log.q, log.dq], axis=1)
     np.savetxt(tmp_path / "log.csv", table, delimiter=",", header=",".join(columns), comments="")
     read = read_log(tmp_path / "log.csv")
-    assert read.joints == log.joints and np.allclose(read.q, log.q) and np.allclose(read.dq, log.dq)
+    assert read.joints == log.joints and read.dq is not None and log.dq is not None
+    assert np.allclose(read.q, log.q) and np.allclose(read.dq, log.dq)
 
 
 def test_runtime_corrects_the_encoders_bias(tmp_path):
