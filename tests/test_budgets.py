@@ -53,7 +53,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     "scaffold": (396, "connect/task_text", "connect/isaacgymenvs"),
     "looks": (225, "view/looks"),
     "viewer and report": (2_624, "view/*", "learned"),
-    "other libraries": (2_127, "connect/*"),
+    "other libraries": (2_129, "connect/*"),
     "actors": (
         1_592,
         *("distributed/actor*", "distributed/*engine", "distributed/ray_cluster", "distributed/rollouts"),
@@ -97,7 +97,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_594,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_861, "benchmarks": 8_801}
+FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_862, "benchmarks": 8_801}
 
 
 def lines_of(*paths: Path) -> int:

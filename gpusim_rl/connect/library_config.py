@@ -28,6 +28,7 @@ class LibraryConfig:
     randomization_params: dict[str, Any] = field(default_factory=dict)
     reset_from: ResetFromConfig = field(default_factory=ResetFromConfig)
     observations: dict[str, Any] = field(default_factory=dict)
+    drives: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError for settings without effect."""
@@ -35,6 +36,7 @@ class LibraryConfig:
             ("reset_from.share", self.reset_from.share > 0.0, "Try task.reset_from.share=0"),
             ("randomization_params", self.randomization_params, "Try the library's own settings in env.cfg"),
             ("observations", self.observations, "Remove this setting"),
+            ("drives", self.drives, "Remove this setting"),
         ):
             if value:
                 raise ConfigError("has no effect on envs of other libraries", key=f"task.{key}", hint=hint)

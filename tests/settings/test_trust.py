@@ -134,6 +134,7 @@ TRAVELS = (
     "task.command.stages",  # axis names
     "task.randomization_params",  # part names and numbers
     "task.observations",  # likewise
+    "task.drives",  # numbers by joint name, or the path of a file of them, read as data
     "*.rnd.group",  # name of an observation group
     "*.extensions",  # arguments of classes: settings/trust.py
     *("wandb_project", "wandb_entity", "wandb_group", "wandb_name", "wandb_tags"),  # need wandb_activate=true
