@@ -32,6 +32,8 @@ PHYSICS_HZ = 200.0  # lowest physics rate
 CLEARANCE = 0.005  # initial height of the feet above the ground [m]
 UNKNOWN_MOTOR = {"armature": 0.0, "effort": math.inf, "stiffness": 40.0, "damping": 1.0, "scale": 1.0}  # of robot files
 OBSERVATIONS = 250  # on which policy.npz must equal policy.onnx
+FREE = -math.inf, math.inf
+SERVO = np.dtype([(name, float) for name in ("pose", "kp", "kd", "offset", "scale", "low", "high")] + [("source", int)])
 
 
 @dataclass(frozen=True)
@@ -64,30 +66,36 @@ class Body:
             raise ConfigError("the robot has no joints", key=f"--robot {name}")
         motors = robot.by_joint([*joints], "motors", robots.Motor(**UNKNOWN_MOTOR))
         kp, kd, effort = (tuple(getattr(motor, key) for motor in motors) for key in ("stiffness", "damping", "effort"))
-        parents, bodies = scene.model.body_parentid, scene.model.jnt_bodyid
-
-        def depth(body: int) -> int:
-            return 0 if body == 0 else 1 + depth(parents[body])
-
-        breadth = sorted(joints, key=lambda joint: depth(bodies[joints[joint]]))
+        depth = [0]
+        for parent in scene.model.body_parentid[1:]:
+            depth.append(1 + depth[parent])
+        breadth = sorted(joints, key=lambda joint: depth[scene.model.jnt_bodyid[joints[joint]]])
         plain = {joint.removesuffix("_joint"): joint for joint in joints}
         orders = {"depth first": (*joints,), "breadth first": (*breadth,), "alphabetical": (*sorted(joints),)}
         for order in (order for order in ORDERS["unitree"] if {*order} == {*plain}):
             orders["in Unitree's order"] = tuple(plain[joint] for joint in order)
         return cls(robot, (*joints,), tuple(robot.by_joint([*joints], "pose", 0.0)), kp, kd, effort, orders)
 
-    def by_joint(self, contract: Contract, own: Sequence[Any], given: Sequence[Any]) -> dict[str, Any]:
-        """Return the values `given` for the contract's joints, and the robot's `own` for the others, by joint."""
-        return dict(zip((*self.joints, *contract.joints), (*own, *given), strict=True))
+    def servos(self, contract: Contract) -> np.ndarray:
+        """Return a `SERVO` of each joint: the contract's values, or the robot's own, whose target is the pose."""
+        n, own = len(contract.joints), zip(self.pose, self.kp, self.kd, strict=True)
+        actions = (
+            contract.action_offset,
+            contract.action_scale,
+            *zip(*(contract.target_clip or [FREE] * n), strict=True),
+        )
+        given = zip(contract.pose, contract.kp, contract.kd, *actions, range(n), strict=True)
+        rows = dict(zip(self.joints, ((pose, kp, kd, pose, 0.0, *FREE, 0) for pose, kp, kd in own), strict=True))
+        return np.array([*(rows | dict(zip(contract.joints, given, strict=True))).values()], SERVO)
 
     def scene(self, contract: Contract, sources: Sequence[str]) -> Scene:
         """Return a scene with the contract's servos, and the sensors of `sources`."""
-        scene, motors = _scene(self.robot, physics_rate(contract.control_hz)), self.robot.motors
+        scene, servos = _scene(self.robot, physics_rate(contract.control_hz)), self.servos(contract)
         values = {
-            "stiffness": self.by_joint(contract, self.kp, contract.kp),
-            "damping": self.by_joint(contract, self.kd, contract.kd),
-            "effort_limit": {pattern: motor.effort for pattern, motor in motors.items()} or None,
-            "armature": {pattern: motor.armature for pattern, motor in motors.items()} or None,
+            "stiffness": dict(zip(self.joints, servos["kp"].tolist(), strict=True)),
+            "damping": dict(zip(self.joints, servos["kd"].tolist(), strict=True)),
+            "effort_limit": {pattern: motor.effort for pattern, motor in self.robot.motors.items()} or None,
+            "armature": {pattern: motor.armature for pattern, motor in self.robot.motors.items()} or None,
         }
         scene.add_actuators("robot", [*self.joints], kind="position", **values)
         root = next(body.name for body in scene.spec.bodies if body.name.startswith("robot/")).removeprefix("robot/")
@@ -99,7 +107,7 @@ class Body:
     def start(self, model: mujoco.MjModel, contract: Contract) -> np.ndarray:
         """Return qpos of the robot in the contract's pose, its lowest part just above the ground."""
         data = mujoco.MjData(model)
-        for joint, angle in self.by_joint(contract, self.pose, contract.pose).items():
+        for joint, angle in zip(self.joints, self.servos(contract)["pose"], strict=True):
             data.qpos[model.joint(f"robot/{joint}").qposadr[0]] = angle
         free = int(model.jnt_qposadr[np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)[0]])
         data.qpos[free : free + 3] = 0.0, 0.0, 2.0
@@ -109,18 +117,6 @@ class Body:
         gaps = [mujoco.mj_geomDistance(model, data, ground, geom, 10.0, None) for geom in solid.tolist()]
         data.qpos[free + 2] += CLEARANCE - min(gaps, default=0.0)
         return data.qpos.copy()
-
-    def control(self, contract: Contract) -> dict[str, np.ndarray]:
-        """Return offset, scale and action index of each servo."""
-        actions = [*zip(contract.action_offset, contract.action_scale, range(len(contract.joints)), strict=True)]
-        rows = self.by_joint(contract, [(angle, 0.0, 0) for angle in self.pose], actions)
-        return dict(zip(("offset", "scale", "source"), map(np.array, zip(*rows.values(), strict=True)), strict=True))
-
-    def limits(self, contract: Contract) -> np.ndarray:
-        """Return lowest and highest target of each servo [rad], [2, servos]."""
-        free = (-math.inf, math.inf)
-        given = contract.target_clip or [free] * len(contract.joints)
-        return np.array([*self.by_joint(contract, [free] * len(self.joints), given).values()]).T
 
 
 def _scene(robot: Any, physics_hz: float) -> Scene:
@@ -155,8 +151,9 @@ def write_folder(
     if expected != got:
         raise ConfigError("contract and network differ in inputs and actions", expected=str(expected), got=got)
     inputs = inputs or Inputs([contract], body.joints)
-    columns, control = inputs.place(contract.columns(body.joints)), body.control(contract)
-    wrapped = wrap(network, inputs.size, columns, [*control.values()], contract.action_clip, body.limits(contract))
+    servos = body.servos(contract)
+    control = {key: servos[key].tolist() for key in ("offset", "scale", "source")}
+    wrapped = wrap(network, inputs.size, inputs.place(contract), servos, contract.action_clip)
     with replacing_files(folder) as temporary:
         (temporary / ONNX).write_bytes(wrapped.SerializeToString())
         shutil.copy(Path(policy.__file__), temporary / RUNTIME)
@@ -171,14 +168,12 @@ def write_folder(
             "observation": {"group": "policy", "size": inputs.size, "clip": None, "terms": inputs.terms()},
             "action": {"size": len(contract.joints), "dtype": "float32", "clip": contract.action_clip},
             "recurrent_state": [],
-            "control": {key: values.tolist() for key, values in control.items()},
+            "control": control,
             "commands": contract.commands,
             "control_hz": contract.control_hz,
             "physics_hz": physics_rate(contract.control_hz),
             "max_angular_velocity": None,
-            "joints": [
-                {**row, "pose": float(zero)} for row, zero in zip(joint_rows(model), control["offset"], strict=True)
-            ],
+            "joints": [{**row, "pose": zero} for row, zero in zip(joint_rows(model), control["offset"], strict=True)],
             "actuators": actuator_rows(model),
             "start": {"qpos": body.start(model, contract).tolist(), "qvel": [0.0] * model.nv},
             "contract": given,

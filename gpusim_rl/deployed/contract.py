@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,7 @@ UNITS = {
     **{"joint positions": "rad", _COMMAND: "m/s, m/s, rad/s"},
 }
 UNMEASURED = {"base velocity", "sensor robot/lin_vel_world"}  # sources for which robots have no sensor
+PER_JOINT = "pose", "kp", "kd", "action_scale", "action_offset", "target_clip"  # fields of `Contract`
 FEW = Rule("at most 200 items", lambda items: 0 < len(items) <= 200)
 if TYPE_CHECKING:
     PerJoint = tuple[float, ...]
@@ -50,17 +51,8 @@ else:
     PerJoint = float | tuple[float, ...]  # Contract repeats one number for all joints
 
 
-class Column(NamedTuple):
-    """Column of the network's input: scale * (reading - bias), with the difference clipped before it is scaled."""
-
-    source: str  # of the card
-    width: int  # number of elements of the source
-    element: int
-    age: int  # control steps before the newest frame
-    bias: float
-    scale: float
-    low: float
-    high: float
+COLUMN = np.dtype([("index", int), *((name, np.float32) for name in ("bias", "scale", "low", "high"))])
+"""Column of the network's input: scale * (reading - bias), with the difference clipped before it is scaled."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,7 @@ class Contract:
     def __post_init__(self) -> None:
         n, offset = len(self.joints), self.pose if self.action_offset == () else self.action_offset
         object.__setattr__(self, "action_offset", offset)
-        for name in ("pose", "kp", "kd", "action_scale", "action_offset", "target_clip"):
+        for name in PER_JOINT:
             values = getattr(self, name)
             values = (values,) * n if isinstance(values, float) else values
             if values is not None and len(values) != n:
@@ -156,17 +148,20 @@ class Contract:
         """Return plain values for `read`."""
         return json.loads(json.dumps(dataclasses.asdict(self)))  # tuples become lists
 
-    def columns(self, scene: Sequence[str]) -> list[Column]:
-        """Return the columns of the network's input for a robot with joints `scene`, in the scene's order."""
+    def columns(self, scene: Sequence[str]) -> list[tuple[tuple[str, int, int], int, tuple[float, ...]]]:
+        """Return what each of the network's inputs reads from a robot with joints `scene`, in the scene's order.
+
+        An input has a source of the card, its width and an element; its age [control steps]; bias, scale, low and high.
+        """
         step = 1 if self.newest_first else -1
         if self.layout == "terms":
             rows = [(term, age) for term in self.terms for age in range(term.history)[::step]]
         else:
             rows = [(term, age) for age in range(self.terms[0].history)[::step] for term in self.terms]
         return [
-            Column(source, width, element, age, bias, scale, *(term.clip or (-math.inf, math.inf)))
+            (place, age, (bias, scale, *(term.clip or (-math.inf, math.inf))))
             for term, age in rows
-            for (source, width, element), bias, scale in self._frame(term, scene)
+            for place, bias, scale in self._frame(term, scene)
         ]
 
     def _frame(self, term: Term, scene: Sequence[str]) -> Iterable[tuple[tuple[str, int, int], float, float]]:
@@ -192,7 +187,7 @@ class Contract:
     @property
     def size(self) -> int:
         """Number of the network's inputs."""
-        return sum(self.size_of(term.kind) * term.history for term in self.terms)
+        return len(self.columns(self.joints))
 
 
 def match_joints(names: Sequence[str], scene: Sequence[str]) -> tuple[str, ...]:
@@ -214,19 +209,18 @@ class Inputs:
     """Readings that some contracts need, each with its newest frames, oldest first, as in an export's card."""
 
     def __init__(self, contracts: Sequence[Contract], scene: Sequence[str]) -> None:
-        self.sources = dict[str, tuple[int, int]]()  # width and number of frames
-        for column in itertools.chain.from_iterable(contract.columns(scene) for contract in contracts):
-            history = self.sources.get(column.source, (0, 0))[1]
-            self.sources[column.source] = column.width, max(history, column.age + 1)
+        self._scene, self.sources = scene, dict[str, tuple[int, int]]()  # width and number of frames
+        for (source, width, _), age, _ in itertools.chain.from_iterable(c.columns(scene) for c in contracts):
+            self.sources[source] = width, max(self.sources.get(source, (0, 0))[1], age + 1)
         ends = itertools.accumulate(width * history for width, history in self.sources.values())
         self._end = dict(zip(self.sources, ends, strict=True))
         self.size = max(self._end.values())  # number of readings
 
-    def place(self, columns: Sequence[Column]) -> tuple[np.ndarray, ...]:
-        """Return index into the readings, bias, scale, low and high of each column."""
-        index = [self._end[column.source] - (column.age + 1) * column.width + column.element for column in columns]
-        values = [(column.bias, column.scale, column.low, column.high) for column in columns]
-        return np.array(index), *np.array(values, np.float32).T
+    def place(self, contract: Contract) -> np.ndarray:
+        """Return a `COLUMN` of each input of the contract's network, with indices into the readings."""
+        columns = contract.columns(self._scene)
+        rows = [(self._end[source] - (age + 1) * width + i, *values) for (source, width, i), age, values in columns]
+        return np.array(rows, COLUMN)
 
     def terms(self) -> list[dict[str, Any]]:
         """Return the card's observation terms: unscaled readings, which the network orders and scales."""

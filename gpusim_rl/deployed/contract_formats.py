@@ -6,7 +6,6 @@ import ast
 import json
 import math
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +81,11 @@ def _ranges(ranges: Any) -> dict[str, Any]:
     return {_RANGES[name]: limits for name, limits in items if name in _RANGES}
 
 
-def _rows(names: Sequence[Any], scales: Sequence[Any], clips: Sequence[Any], histories: Sequence[Any]) -> list[Any]:
-    """Return terms by our names."""
-    rows = []
-    for name, scale, clip, history in zip(names, scales, clips, histories, strict=True):
-        if name not in NAMES:
-            raise ConfigError(f"unknown observation term {name!r}", hint=available(str(name), sorted(NAMES)))
-        scale = 1.0 if scale is None else scale
-        rows.append({"kind": NAMES[name], "scale": scale, "clip": clip, "history": history or 1})
-    return rows
+def _term(name: Any, scale: Any, clip: Any, history: Any) -> dict[str, Any]:
+    """Return a term by our name."""
+    if name not in NAMES:
+        raise ConfigError(f"unknown observation term {name!r}", hint=available(str(name), sorted(NAMES)))
+    return {"kind": NAMES[name], "scale": 1.0 if scale is None else scale, "clip": clip, "history": history or 1}
 
 
 def _unitree(given: dict[str, Any], body: Body) -> dict[str, Any]:
@@ -100,9 +95,9 @@ def _unitree(given: dict[str, Any], body: Body) -> dict[str, Any]:
         raise ConfigError(key="joint_ids_map", expected=f"motors, 0 to {len(motors) - 1}", got=ids)
     action, listed = given["actions"]["JointPositionAction"], given["observations"]
     terms = {name: term for name, term in listed.items() if isinstance(term, dict)}
-    rows = _rows([*terms], *([term.get(k) for term in terms.values()] for k in ("scale", "clip", "history_length")))
-    for row, name in zip(rows, terms, strict=True):
-        row["kind"] = "joint_pos" if name == "joint_pos" else row["kind"]
+    rows = {name: _term(name, *map(term.get, ("scale", "clip", "history_length"))) for name, term in terms.items()}
+    if "joint_pos" in rows:  # mjlab's is relative to the pose
+        rows["joint_pos"]["kind"] = "joint_pos"
     periods = [term["params"]["period"] for term in terms.values() if "period" in (term.get("params") or {})]
     return {
         "control_hz": round(1.0 / given["step_dt"], 6),
@@ -110,7 +105,7 @@ def _unitree(given: dict[str, Any], body: Body) -> dict[str, Any]:
         "pose": given["default_joint_pos"],
         "kp": [given["stiffness"][i] for i in ids],
         "kd": [given["damping"][i] for i in ids],
-        "terms": rows,
+        "terms": [*rows.values()],
         "layout": "frames" if listed.get("use_gym_history") else "terms",
         "action_scale": 1.0 if action.get("scale") is None else action["scale"],
         "action_offset": 0.0 if action.get("offset") is None else action["offset"],
@@ -139,7 +134,7 @@ def _mjlab(metadata: dict[str, str]) -> dict[str, Any]:
         "kp": column("joint_stiffness"),
         "kd": column("joint_damping"),
         "pose": column("default_joint_pos"),
-        "terms": _rows(names, column("observation_terms_scale"), clips, history),
+        "terms": [_term(*row) for row in zip(names, column("observation_terms_scale"), clips, history, strict=True)],
         "action_scale": action[0] if len(action) == 1 else action,
     }
 
@@ -156,15 +151,14 @@ def _holosoma(path: Path, metadata: dict[str, str], inputs: int) -> dict[str, An
     if name is None:
         raise ConfigError(f"no observation of {inputs} numbers", hint=f"It has {', '.join(observations)}")
     seen, task = fits[name], tasks["locomotion"]
-    terms = sorted(seen["obs_dict"]["actor_obs"])
-    scales, history = [seen["obs_scales"][term] for term in terms], seen["history_length_dict"]["actor_obs"]
+    terms, history = sorted(seen["obs_dict"]["actor_obs"]), seen["history_length_dict"]["actor_obs"]
     return {
         "joints": joints,
         "control_hz": task["rl_rate"],
         "kp": _json(metadata, "kp"),
         "kd": _json(metadata, "kd"),
         "pose": robots[robot]["default_dof_angles"],
-        "terms": _rows(terms, scales, [None] * len(terms), [history] * len(terms)),
+        "terms": [_term(term, seen["obs_scales"][term], None, history) for term in terms],
         "action_scale": task["policy_action_scale"],
         "action_clip": 100.0,
         "commands": _ranges(_json(metadata, "command_ranges")),

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from gpusim_rl.deployed.adopt import Body, write_folder
-from gpusim_rl.deployed.contract import PHASES, Contract, Inputs, Phase
+from gpusim_rl.deployed.contract import PER_JOINT, PHASES, Contract, Inputs, Phase
 from gpusim_rl.deployed.network_file import load
 from gpusim_rl.deployed.walkers import Walkers
 
@@ -49,7 +49,6 @@ ORDERS = {  # usual orders of terms
     ),
 }
 _rate = attrgetter("contract.control_hz")
-PER_JOINT = "joints", "pose", "kp", "kd", "action_scale", "action_offset"
 READINGS = (
     ("base_ang_vel", "base_ang_vel_world", "base_ang_vel frame"),
     ("base_lin_vel", "base_lin_vel_world", "base_lin_vel frame"),
@@ -142,18 +141,16 @@ class Trials(Walkers):
 
     def __init__(self, folder: Path, network: onnx.ModelProto, contracts: Sequence[Contract], body: Body) -> None:
         inputs = Inputs(contracts, body.joints)
-        places = [inputs.place(contract.columns(body.joints)) for contract in contracts]
-        controls = [[*body.control(contract).values()] for contract in contracts]
-        self._index, self._bias, self._scale, self._low, self._high = map(np.stack, zip(*places, strict=True))
-        self._offset, self._factor, self._source = map(np.stack, zip(*controls, strict=True))
-        self._targets = np.array([body.limits(contract) for contract in contracts])
+        self._columns = np.array([inputs.place(contract) for contract in contracts])
+        self._servos = np.array([body.servos(contract) for contract in contracts])
         self._limit = np.array([[contract.action_clip or np.inf] for contract in contracts])
         self._contracts, self._body, self._network, self._rows = contracts, body, load(network), np.arange(1)
         super().__init__(folder, len(contracts))
-        gain, bias = self.vary("actuator_gainprm"), self.vary("actuator_biasprm")
-        for row, contract in enumerate(contracts):
-            columns, kp = [body.joints.index(joint) for joint in contract.joints], np.array(contract.kp)
-            gain[row, columns, 0], bias[row, columns, 1], bias[row, columns, 2] = kp, -kp, -np.array(contract.kd)
+        self.vary("actuator_gainprm")[..., 0] = self._servos["kp"]
+        self.vary("actuator_biasprm")[..., 1], self.vary("actuator_biasprm")[..., 2] = (
+            -self._servos["kp"],
+            -self._servos["kd"],
+        )
 
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Start all episodes, in the pose of each contract."""
@@ -169,15 +166,12 @@ class Trials(Walkers):
         super()._act(rows)
 
     def _answer(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        rows = self._rows
-        seen = np.take_along_axis(inputs["obs"], self._index[rows], axis=1) - self._bias[rows]
-        seen = np.clip(seen, self._low[rows], self._high[rows]) * self._scale[rows]
-        action = np.clip(self._network(seen.astype(np.float32)), -self._limit[rows], self._limit[rows])
-        chosen = np.take_along_axis(action, self._source[rows], axis=1)
-        return [
-            action,
-            np.clip(self._offset[rows] + self._factor[rows] * chosen, *np.moveaxis(self._targets[rows], 1, 0)),
-        ]
+        columns, servos, limit = self._columns[self._rows], self._servos[self._rows], self._limit[self._rows]
+        seen = np.take_along_axis(inputs["obs"], columns["index"], axis=1) - columns["bias"]
+        seen = np.clip(seen, columns["low"], columns["high"]) * columns["scale"]
+        action = np.clip(self._network(seen.astype(np.float32)), -limit, limit)
+        targets = servos["offset"] + servos["scale"] * np.take_along_axis(action, servos["source"], axis=1)
+        return [action, np.clip(targets, servos["low"], servos["high"])]
 
 
 class ContractSearch:
@@ -238,9 +232,9 @@ def corrections(base: Contract, body: Body) -> Iterator[Change]:
         joints = tuple(joint for joint in order if joint in base.joints)
         yield Change("joint order", f"joints {name}", {"joints": joints})
         places = [base.joints.index(joint) for joint in joints]
-        lists = {key: getattr(base, key) for key in (*PER_JOINT, *["target_clip"] * bool(base.target_clip))}
-        values = {key: tuple(items[i] for i in places) for key, items in lists.items()}
-        yield Change("joint order", f"joints and their values {name}", values)
+        lists = {key: getattr(base, key) for key in PER_JOINT}
+        values = {key: items and tuple(items[i] for i in places) for key, items in lists.items()}
+        yield Change("joint order", f"joints and their values {name}", {"joints": joints, **values})
     for name, order in ORDERS.items():
         usual = tuple(sorted(terms, key=lambda term: (*order, term.kind).index(term.kind)))
         yield Change("term order", f"terms as in {name}", {"terms": usual})

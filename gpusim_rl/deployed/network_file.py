@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,9 @@ def read_network(path: Path) -> ModelProto:
         model = onnx.load_model_from_string(read_bytes(path, BYTES))
         _check_operators(model, path)
         _load_weights(model, path)
-        ends = _check_ends(model)
+        _choose_ends(model)
         model = onnx.compose.add_prefix(model, "policy/")
-        del model.graph.value_info[:], model.graph.input[:], model.graph.output[:]
-        for values, (name, size) in zip((model.graph.input, model.graph.output), ends, strict=True):
-            values.append(helper.make_tensor_value_info(f"policy/{name}", TensorProto.FLOAT, ["batch", size]))
+        del model.graph.value_info[:]
         onnx.checker.check_model(model)
         _check_sizes(model)
         _check_batch(model)
@@ -101,12 +99,12 @@ def _load_weights(model: ModelProto, path: Path) -> None:
         del tensor.external_data[:]
 
 
-def _check_ends(model: ModelProto) -> list[tuple[str, int]]:
-    """Return name and size of input and output; ConfigError unless there is one of each, in float32."""
-    weights, ends = {tensor.name for tensor in model.graph.initializer}, []
-    inputs = [value for value in model.graph.input if value.name not in weights]
-    actions = [value for value in model.graph.output if value.name in ("action", "actions")]
-    for what, values in (("inputs", inputs), ("outputs", actions or [*model.graph.output])):
+def _choose_ends(model: ModelProto) -> None:
+    """Keep one input and one output, for batches of any size; ConfigError unless there is one of each, in float32."""
+    graph, weights = model.graph, {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    actions = [value for value in graph.output if value.name in ("action", "actions")] or [*graph.output]
+    for what, ends, values in (("inputs", graph.input, inputs), ("outputs", graph.output, actions)):
         if len(values) != 1:
             raise ConfigError(key=what, expected="one", got=[value.name for value in values])
         kind, dims = values[0].type.tensor_type.elem_type, values[0].type.tensor_type.shape.dim
@@ -116,8 +114,9 @@ def _check_ends(model: ModelProto) -> list[tuple[str, int]]:
         if len(dims) != 2 or dims[1].dim_value < 1 or dims[0].dim_value > 1:
             got = [dim.dim_param or dim.dim_value for dim in dims]
             raise ConfigError(key=values[0].name, expected="shape [1 or batch, a fixed number]", got=got)
-        ends.append((values[0].name, dims[1].dim_value))
-    return ends
+        end = helper.make_tensor_value_info(values[0].name, kind, ["batch", dims[1].dim_value])
+        del ends[:]
+        ends.append(end)
 
 
 def _check_sizes(model: ModelProto) -> None:
@@ -149,23 +148,20 @@ def _check_batch(model: ModelProto) -> None:
 def wrap(
     model: ModelProto,
     readings: int,
-    columns: Sequence[np.ndarray],
-    control: Sequence[np.ndarray],
+    columns: np.ndarray,
+    servos: np.ndarray,
     action_clip: float | None,
-    target_clip: np.ndarray,
 ) -> ModelProto:
     """Return a model from readings `obs` to `action` and `control`, as `gpusim-rl export` writes it.
 
     Args:
         model: Policy from `read_network`.
         readings: Number of readings.
-        columns: Index into the readings, bias, scale, low and high of each input of the policy.
-        control: Offset, scale and action index of each actuator.
+        columns: A `COLUMN` of each input of the policy.
+        servos: A `SERVO` of each actuator.
         action_clip: Largest absolute action.
-        target_clip: Limits of each control, [2, actuators].
     """
     weights, limit = [*model.graph.initializer], np.float32(action_clip or LARGEST)
-    (index, bias, scale, *limits), (offset, factor, source) = columns, control
 
     def chain(first: str, last: str, *steps: tuple[Any, ...]) -> list[NodeProto]:
         """Return operators from tensor `first` to `last`, each with constant further inputs."""
@@ -179,18 +175,19 @@ def wrap(
             first = output
         return nodes
 
-    def clip(limits: Any) -> list[tuple[str, np.ndarray]]:
-        if not np.isfinite(limits).any():
-            return []
-        bounds = [np.clip(values, -LARGEST, LARGEST).astype(np.float32)[None] for values in limits]
-        return [*zip(("Max", "Min"), bounds, strict=True)]
+    def step(operator: str, values: np.ndarray) -> tuple[str, np.ndarray]:
+        return operator, np.clip(values, -LARGEST, LARGEST).astype(np.float32)[None]
 
-    steps = [("Gather", index), ("Sub", bias[None]), *clip(limits), ("Mul", scale[None])]
-    moves = [("Gather", source), *((op, v.astype(np.float32)[None]) for op, v in (("Mul", factor), ("Add", offset)))]
+    def clip(rows: np.ndarray) -> list[tuple[str, np.ndarray]]:
+        bounded = np.isfinite([rows["low"], rows["high"]]).any()
+        return [step("Max", rows["low"]), step("Min", rows["high"])] if bounded else []
+
+    steps = [("Gather", columns["index"]), step("Sub", columns["bias"]), *clip(columns), step("Mul", columns["scale"])]
+    moves = [("Gather", servos["source"]), step("Mul", servos["scale"]), step("Add", servos["offset"]), *clip(servos)]
     nodes = [*chain("obs", model.graph.input[0].name, *steps), *model.graph.node]
     nodes += chain(model.graph.output[0].name, "action", ("Clip", -limit, limit))
-    nodes += chain("action", "control", *moves, *clip(target_clip))
-    ends = (("obs", readings), ("action", sizes_of(model)[1]), ("control", len(offset)))
+    nodes += chain("action", "control", *moves)
+    ends = (("obs", readings), ("action", sizes_of(model)[1]), ("control", len(servos)))
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size]) for name, size in ends]
     graph = helper.make_graph(nodes, "adopted", values[:1], values[1:], weights)
     wrapped = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)

@@ -348,7 +348,7 @@ def test_history_layouts(rover, layout, newest_first):
     }
     contract = Contract.read(given, "test", rover.joints)
     inputs = Inputs([contract], rover.joints)
-    index, bias, scale, *_ = inputs.place(contract.columns(rover.joints))
+    columns = inputs.place(contract)
     assert [row["measured"] for row in inputs.terms()] == [True, True]
     blind = Contract.read({**given, "terms": [{"kind": "base_lin_vel", "history": 3}]}, "test", rover.joints)
     assert [row["measured"] for row in Inputs([blind], rover.joints).terms()] == [False]
@@ -359,7 +359,8 @@ def test_history_layouts(rover, layout, newest_first):
     order = (
         [(i, t) for i in range(2) for t in times] if layout == "terms" else [(i, t) for t in times for i in range(2)]
     )
-    assert np.allclose((readings[index] - bias) * scale, np.concatenate([parts[key] for key in order]))
+    read = (readings[columns["index"]] - columns["bias"]) * columns["scale"]
+    assert np.allclose(read, np.concatenate([parts[key] for key in order]))
 
 
 def test_export_applies_scales_clips_and_joint_order(tmp_path, rover):
@@ -408,9 +409,9 @@ def test_start_stands_on_the_ground(rover):
 
 def test_joints_without_an_action_hold_the_pose(rover):
     given = {**ROVER_CONTRACT, "joints": ["right_rear", "left_front"], "action_scale": 0.5, "action_offset": [0.1, 0.2]}
-    control = rover.control(Contract.read(given, "test", rover.joints))
-    assert control["source"].tolist() == [1, 0, 0, 0] and control["scale"].tolist() == [0.5, 0.0, 0.0, 0.5]
-    assert control["offset"].tolist() == [0.2, 0.0, 0.0, 0.1]
+    servos = rover.servos(Contract.read(given, "test", rover.joints))
+    assert servos["source"].tolist() == [1, 0, 0, 0] and servos["scale"].tolist() == [0.5, 0.0, 0.0, 0.5]
+    assert servos["offset"].tolist() == [0.2, 0.0, 0.0, 0.1]
 
 
 def test_walkers_and_deploy_agree(tmp_path, rover, monkeypatch):
