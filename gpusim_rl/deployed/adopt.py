@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,16 +137,8 @@ def write_folder(
 ) -> dict[str, Any]:
     """Write an export folder, replacing files of an earlier one; return its card.
 
-    Args:
-        folder: Output folder.
-        network: Policy from `read_network`.
-        contract: Contract of the policy.
-        body: Robot.
-        name: Name of the policy.
-        inputs: Readings of the export; None: those that the contract needs.
-
-    Raises:
-        ConfigError: The contract's sizes differ from the network's, or the folder is not writable.
+    The export has the readings that the contract needs, or more in `inputs`. Raises ConfigError if the contract's sizes
+    differ from the network's, or if the folder is not writable.
     """
     expected, got = sizes_of(network), (contract.size, len(contract.joints))
     if expected != got:
@@ -188,15 +181,12 @@ def write_folder(
 
 def _writes_numpy(folder: Path, size: int) -> bool:
     """Write policy.npz; return False, without the file, unless policy.py computes the same with it."""
-    onnx_file, numpy_file = folder / ONNX, folder / NUMPY
     obs = np.random.default_rng(0).standard_normal((OBSERVATIONS, size)).astype(np.float32)
-    if not write_numpy(onnx_file, numpy_file):
+    if not write_numpy(folder / ONNX, folder / NUMPY):
         return False
-    exact, other = parity.onnx_function(onnx_file), parity.numpy_function(numpy_file)
-    try:
-        same = parity.compare(exact, other, (obs,), (), (1.0, 1.0)).max_error <= 10.0 * parity.TOLERANCE
-    except Exception:  # an operator without inputs that policy.py expects
-        same = False
-    if not same:
-        numpy_file.unlink()
-    return same
+    exact, other = parity.onnx_function(folder / ONNX), parity.numpy_function(folder / NUMPY)
+    with suppress(Exception):  # an operator without inputs that policy.py expects
+        if parity.compare(exact, other, (obs,), (), (1.0, 1.0)).max_error <= 10.0 * parity.TOLERANCE:
+            return True
+    (folder / NUMPY).unlink()
+    return False

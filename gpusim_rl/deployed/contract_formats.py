@@ -35,11 +35,8 @@ _INCOMPLETE = KeyError, TypeError, AttributeError, IndexError, ValueError, ZeroD
 def read_contract(path: Path | None, metadata: dict[str, str], inputs: int, body: Body) -> Contract | None:
     """Read a policy's contract; None if neither file nor metadata lists its observation.
 
-    Args:
-        path: `deploy.yaml` of Unitree, a yaml in our format, or a wheel or unpacked folder of holosoma_inference.
-        metadata: Metadata of the ONNX file, of mjlab or holosoma.
-        inputs: Number of the policy's inputs.
-        body: Robot.
+    The file is a `deploy.yaml` of Unitree, a yaml in our format, or a wheel or unpacked folder of holosoma_inference;
+    mjlab and holosoma write metadata.
     """
     where, given = "metadata" if path is None else str(path), None
     try:

@@ -128,7 +128,7 @@ def _simulate(walkers: Walkers, i: int) -> tuple[np.ndarray, np.ndarray, np.ndar
         before = walkers.targets.copy()
         walkers.step(active)
         change += (step > 0) * active * np.square((walkers.targets - before) * hz).mean(axis=1)
-        active &= ~walkers.fallen(standing) & np.isfinite(walkers.targets).all(axis=1)
+        active &= ~walkers.fallen(standing)
         upright += active / hz
         velocity[active] += (step >= total - measured) * walkers.velocity[active] / measured
         if not active.any():
@@ -144,7 +144,7 @@ class Trials(Walkers):
         self._columns = np.array([inputs.place(contract) for contract in contracts])
         self._servos = np.array([body.servos(contract) for contract in contracts])
         self._limit = np.array([[contract.action_clip or np.inf] for contract in contracts])
-        self._contracts, self._body, self._network, self._rows = contracts, body, load(network), np.arange(1)
+        self._contracts, self._body, self._network = contracts, body, load(network)
         super().__init__(folder, len(contracts))
         self.vary("actuator_gainprm")[..., 0] = self._servos["kp"]
         self.vary("actuator_biasprm")[..., 1], self.vary("actuator_biasprm")[..., 2] = (
@@ -162,16 +162,17 @@ class Trials(Walkers):
         self.refresh()
 
     def _act(self, rows: np.ndarray) -> None:
-        self._rows, self._run = rows, self._answer
-        super()._act(rows)
+        columns, servos, limit = self._columns[rows], self._servos[rows], self._limit[rows]
 
-    def _answer(self, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        columns, servos, limit = self._columns[self._rows], self._servos[self._rows], self._limit[self._rows]
-        seen = np.take_along_axis(inputs["obs"], columns["index"], axis=1) - columns["bias"]
-        seen = np.clip(seen, columns["low"], columns["high"]) * columns["scale"]
-        action = np.clip(self._network(seen.astype(np.float32)), -limit, limit)
-        targets = servos["offset"] + servos["scale"] * np.take_along_axis(action, servos["source"], axis=1)
-        return [action, np.clip(targets, servos["low"], servos["high"])]
+        def run(inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+            seen = np.take_along_axis(inputs["obs"], columns["index"], axis=1) - columns["bias"]
+            seen = np.clip(seen, columns["low"], columns["high"]) * columns["scale"]
+            action = np.clip(self._network(seen.astype(np.float32)), -limit, limit)
+            targets = servos["offset"] + servos["scale"] * np.take_along_axis(action, servos["source"], axis=1)
+            return [action, np.clip(targets, servos["low"], servos["high"])]
+
+        self._run = run
+        super()._act(rows)
 
 
 class ContractSearch:
@@ -276,13 +277,7 @@ def corrections(base: Contract, body: Body) -> Iterator[Change]:
 
 
 def guesses(known: dict[str, Any], inputs: int, body: Body) -> list[Candidate]:
-    """Return candidates for a network without a list of observations; empty if no usual list fits.
-
-    Args:
-        known: Joints, pose, gains and commands; see `known_values`.
-        inputs: Number of the network's inputs.
-        body: Robot.
-    """
+    """Return candidates for a network that lists `known_values`, but no observations; empty if no usual list fits."""
     n, found = len(known["joints"]), list[Candidate]()
     usual = (*_BASE[1:], *_JOINTS[1:], *_MOVE[1:])
     for base, feet in itertools.product((0, 3), (0, 1, 2)):

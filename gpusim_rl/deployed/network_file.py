@@ -154,12 +154,7 @@ def wrap(
 ) -> ModelProto:
     """Return a model from readings `obs` to `action` and `control`, as `gpusim-rl export` writes it.
 
-    Args:
-        model: Policy from `read_network`.
-        readings: Number of readings.
-        columns: A `COLUMN` of each input of the policy.
-        servos: A `SERVO` of each actuator.
-        action_clip: Largest absolute action.
+    `columns` has a `COLUMN` of each input of the policy, `servos` a `SERVO` of each actuator.
     """
     weights, limit = [*model.graph.initializer], np.float32(action_clip or LARGEST)
 

@@ -16,7 +16,7 @@ import numpy as np
 from gpusim_rl.deployed import browser_mujoco
 from gpusim_rl.deployed.walkers import Walkers, reading
 from gpusim_rl.errors import ConfigError, first_line, say
-from gpusim_rl.export.policy import plain_function
+from gpusim_rl.export.policy import OPERATIONS, plain_function
 from gpusim_rl.export.scene_file import LICENCE
 from gpusim_rl.files import budgets, npz_file
 from gpusim_rl.files.safe_open import load_json, read_bytes
@@ -27,18 +27,12 @@ MB = 1e6
 MAX_HZ, MAX_NUMBERS = 1000.0, 100_000  # control rate and observation size: a visitor's browser must not freeze
 PAGE = browser_mujoco.FOLDER
 SCRIPTS = ("draw.js", "robot.js", "walk.js")
-OPERATIONS = re.compile(  # in robot.js
-    "Add|Sub|Mul|Div|Clip|Tanh|Relu|Sigmoid|Elu|MatMul|Gemm|Gather|Concat|Reshape|(Uns|S)queeze|Pow|Sqrt|ReduceMean|Slice"
-)
+LACKING = {"ArgMax"}  # operations of policy.py that robot.js does not have
 LINKED = re.compile(rb"""\bfile\s*=\s*["']([^"']*)""")
 
 
 def page(folder: Path, most_mb: float) -> str:
     """Return the page of an export folder, which may be untrusted: nothing in it is executed, here or by the page.
-
-    Args:
-        folder: Folder written by `gpusim-rl export`.
-        most_mb: Largest size of the page [MB].
 
     Raises:
         ConfigError: The folder is no export, its policy or scene does not work in a browser, or the page is too large.
@@ -98,7 +92,7 @@ def network(path: Path) -> tuple[dict[str, Any], bytes]:
     """Return a policy.npz as a graph with its small arrays as lists, and its float arrays as float32 bytes."""
     arrays, _ = npz_file.load(path, budgets.SETTINGS_BYTES * 64)
     graph = json.loads(str(arrays.pop("graph")))
-    if unknown := sorted({name for name, *_ in graph["nodes"] if not OPERATIONS.fullmatch(name)}):
+    if unknown := sorted({name for name, *_ in graph["nodes"]} - (OPERATIONS.keys() - LACKING)):
         raise ConfigError(f"the page has no operation {', '.join(unknown)}")
     described, weights = {}, bytearray()
     for name, array in arrays.items():

@@ -275,9 +275,7 @@ def heading(angle: float) -> np.ndarray:
 def gait(speeds: np.ndarray, hz: float) -> tuple[float, np.ndarray]:
     """Return the period of a gait [steps], and each robot's phase after the last step, 0 to 1, [robots].
 
-    Args:
-        speeds: Joint velocities, [steps, robots, joints].
-        hz: Steps per second.
+    `speeds` are joint velocities, [steps, robots, joints], with `hz` steps per second.
     """
     x = speeds - speeds.mean(axis=0)
     first, last = (round(seconds * hz) for seconds in PERIOD_S)

@@ -113,8 +113,8 @@ class Walkers:
             raise ConfigError("no controls in the card: only the task can apply actions")
         offset = np.array(card["control"]["offset"], float)
         angles = dict(zip(self.joints, self._start[: self.model.nq][self.qpos_of], strict=False))
-        held = [angles.get(row.get("joint")) if row.get("kp") else None for row in card["actuators"]]
-        hold = [zero if angle is None else angle for angle, zero in zip(held, offset, strict=True)]
+        servos = [row.get("joint") if row.get("kp") else None for row in card["actuators"]]
+        hold = [angles.get(joint, zero) for joint, zero in zip(servos, offset, strict=True)]
         self._baselines = {"zero": offset, "hold": np.array(hold, float)}
         self.holds_at_zero = np.allclose(*self._baselines.values(), atol=1e-3)  # both baselines are the same
 

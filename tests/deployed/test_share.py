@@ -26,11 +26,11 @@ from PIL import Image
 
 from gpusim_rl.deployed import browser_mujoco
 from gpusim_rl.deployed.exported_task import open_export
-from gpusim_rl.deployed.share import network, page
+from gpusim_rl.deployed.share import LACKING, network, page
 from gpusim_rl.deployed.walkers import Walkers
 from gpusim_rl.errors import ConfigError
 from gpusim_rl.export.model import write_numpy
-from gpusim_rl.export.policy import DeployedPolicy, plain_function
+from gpusim_rl.export.policy import OPERATIONS, DeployedPolicy, plain_function
 from gpusim_rl.sim.robot_xml import bounded_memory
 from helpers.commands import ROOT, load_file, run_here
 from helpers.exports import AFTER_BALL, HOPPER, term, write_robot
@@ -145,6 +145,12 @@ def test_unsuitable_export_is_refused_in_one_line(tmp_path, no_mujoco, changes, 
         (folder / "assets" / "link.png").symlink_to("/etc/passwd")
     assert share("export", cwd=tmp_path).refuses(words)
     assert not (folder / "walk.html").exists()
+
+
+def test_page_has_the_operations_of_policy_py():
+    script = (browser_mujoco.FOLDER / "robot.js").read_text()
+    names = re.findall(r"\b([A-Z]\w+): (?:x|\()", script)
+    assert sorted([*names, *LACKING]) == sorted(OPERATIONS)
 
 
 MISSING, MANY = object(), object()
