@@ -28,6 +28,8 @@ MOVES = ("Gather", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Concat")
 FORMULAS = {
     **{name: f"{{0}} {sign} {{1}}" for name, sign in (("Add", "+"), ("Sub", "-"), ("Mul", "*"), ("Div", "/"))},
     "Clip": "larger(smaller({0}, {2}), {1})",
+    "Max": "larger({0}, {1})",
+    "Min": "smaller({0}, {1})",
     "Pow": "powf({0}, {1})",
     "Sqrt": "sqrtf({0})",
     "Tanh": "tanhf({0})",

@@ -40,6 +40,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {  # ONNX operations
     "Mul": lambda x, y: x * y,
     "Div": lambda x, y: x / y,
     "Clip": lambda x, low, high: np.clip(x, low, high),
+    "Max": lambda x, y: np.maximum(x, y),
+    "Min": lambda x, y: np.minimum(x, y),
     "Pow": lambda x, y: np.power(x, y).astype(x.dtype),
     "Sqrt": np.sqrt,
     "ReduceMean": lambda x, axes=(), keepdims=1: x.mean(tuple(axes) or None, keepdims=bool(keepdims)),

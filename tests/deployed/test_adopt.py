@@ -339,14 +339,8 @@ def test_holosoma_settings_are_read_but_not_imported(tmp_path, rover, wheel):
 @pytest.mark.parametrize("newest_first", [False, True])
 def test_history_layouts(rover, layout, newest_first):
     terms = [{"kind": "joint_vel", "scale": 0.5, "history": 3}, {"kind": "command_ang_vel", "history": 3}]
-    given = {
-        **ROVER_CONTRACT,
-        "joints": [*WHEELS[::-1]],
-        "terms": terms,
-        "layout": layout,
-        "newest_first": newest_first,
-    }
-    contract = Contract.read(given, "test", rover.joints)
+    given = {**ROVER_CONTRACT, "joints": [*WHEELS[::-1]], "layout": layout, "newest_first": newest_first}
+    contract = Contract.read({**given, "terms": terms}, "test", rover.joints)
     inputs = Inputs([contract], rover.joints)
     columns = inputs.place(contract)
     assert [row["measured"] for row in inputs.terms()] == [True, True]
@@ -367,14 +361,9 @@ def test_export_applies_scales_clips_and_joint_order(tmp_path, rover):
     weights, rng = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32), np.random.default_rng(1)
     terms = [{"kind": "joint_pos_rel", "scale": [1.0, 2.0, 3.0, 4.0], "clip": [-0.2, 0.2]}]
     terms += [{"kind": "command_ang_vel"}, {"kind": "last_action"}]
-    given = {
-        **ROVER_CONTRACT,
-        "joints": [*WHEELS[::-1]],
-        "pose": 0.1,
-        "action_scale": [1.0, 2.0, 3.0, 4.0],
-        "terms": terms,
-    }
-    contract = Contract.read({**given, "action_clip": 0.5, "target_clip": [[-1.0, 1.0]] * 4}, "test", rover.joints)
+    given = {**ROVER_CONTRACT, "joints": [*WHEELS[::-1]], "pose": 0.1, "action_scale": [1.0, 2.0, 3.0, 4.0]}
+    given |= {"terms": terms, "action_clip": 0.5, "target_clip": [[-1.0, 1.0]] * 4}
+    contract = Contract.read(given, "test", rover.joints)
     network = network_file.read_network(saved(tmp_path, linear(weights, names=("actor_obs", "action"))))
     card = write_folder(tmp_path / "out", network, contract, rover, "rover")
     assert [term["source"] for term in card["observation"]["terms"]][:2] == ["joint positions", "command x y yaw"]
@@ -383,7 +372,8 @@ def test_export_applies_scales_clips_and_joint_order(tmp_path, rover):
     seen = np.concatenate([np.clip(angles - 0.1, -0.2, 0.2) * [1, 2, 3, 4], turn, last], axis=1)
     action = np.clip(seen @ weights, -0.5, 0.5)
     control = np.clip(0.1 + action * [1, 2, 3, 4], -1.0, 1.0)[:, ::-1]
-    for got in (parity.onnx_function(tmp_path / "out" / "policy.onnx")(readings),):
+    for read in (parity.onnx_function, parity.numpy_function):
+        got = read(tmp_path / "out" / ("policy.onnx" if read is parity.onnx_function else "policy.npz"))(readings)
         assert np.allclose(got[0], action, atol=1e-5) and np.allclose(got[1], control, atol=1e-5)
     again = contract_formats.read_contract(tmp_path / "out" / "contract.yaml", {}, 9, rover)
     assert again == contract

@@ -54,7 +54,7 @@ POLICY: list[Any] = [
     ["Mul", ["action", "two"], "control", {}],
 ]
 CASES: dict[str, list[Any]] = {  # operation: nodes from `obs` [1, 13] to `action`
-    **{name: [[name, ["obs", "row"], "action", {}]] for name in ("Add", "Sub", "Mul", "Div")},
+    **{name: [[name, ["obs", "row"], "action", {}]] for name in ("Add", "Sub", "Mul", "Div", "Max", "Min")},
     **{name: [[name, ["obs"], "action", {}]] for name in ("Tanh", "Relu", "Sigmoid", "Elu")},
     "Clip": [["Sub", ["one", "two"], "low", {}], ["Clip", ["obs", "low", "one"], "action", {}]],
     "Pow": [["Pow", ["obs", "two"], "action", {}]],
@@ -124,7 +124,7 @@ def test_operations_in_c_equal_numpy(tmp_path):
     nodes.append(["Concat", [f"{case}.row" for case in CASES], "action", {"axis": 1}])
     obs = np.random.default_rng(1).normal(size=(50, SIZE)).astype(np.float32)
     terms = [term("all", SIZE, "sensor gyro")]
-    folder = write_export(tmp_path / "export", nodes, terms, action={"size": 279, "dtype": "float32"})
+    folder = write_export(tmp_path / "export", nodes, terms, action={"size": 305, "dtype": "float32"})
     run = plain_function((folder / "policy.npz").read_bytes())
     expected = np.stack([run({"obs": row[None]})[0][0] for row in obs])
     assert relative(network(compiled(folder), obs, expected.shape[1]), expected) < 1e-5

@@ -19,6 +19,7 @@ const OPERATIONS = {
   Add: x => each((a, b) => a + b, ...x), Sub: x => each((a, b) => a - b, ...x),
   Mul: x => each((a, b) => a * b, ...x), Div: x => each((a, b) => a / b, ...x),
   Clip: x => each((a, low, high) => Math.min(Math.max(a, low), high), ...x),
+  Max: x => each(Math.max, ...x), Min: x => each(Math.min, ...x),
   Pow: x => each((a, b) => a ** b, ...x), Sqrt: x => each(Math.sqrt, ...x),
   Tanh: x => each(Math.tanh, ...x), Relu: x => each(a => Math.max(a, 0), ...x),
   Sigmoid: x => each(a => 1 / (1 + Math.exp(-a)), ...x),
