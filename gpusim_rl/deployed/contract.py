@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 else:
     PerJoint = float | tuple[float, ...]  # Contract repeats one number for all joints
 
-
 COLUMN = np.dtype([("index", int), *((name, np.float32) for name in ("bias", "scale", "low", "high"))])
 """Column of the network's input: scale * (reading - bias), with the difference clipped before it is scaled."""
 
@@ -79,10 +78,8 @@ class Phase:
 
     def source(self, wave: str, offset: float) -> str:
         """Return the card's source of the sine or cosine."""
-        still = ""
-        if self.standing is not None:
-            still = f" standing {round((math.sin if wave == 'sine' else math.cos)(self.standing), 9) + 0.0:g}"
-        return f"phase {wave} {self.period!r} {offset!r}{still}"
+        value = None if self.standing is None else round(getattr(math, wave[:3])(self.standing), 9) + 0.0
+        return f"phase {wave} {self.period!r} {offset!r}{'' if value is None else f' standing {value:g}'}"
 
 
 @dataclass(frozen=True)
@@ -154,10 +151,9 @@ class Contract:
         An input has a source of the card, its width and an element; its age [control steps]; bias, scale, low and high.
         """
         step = 1 if self.newest_first else -1
-        if self.layout == "terms":
-            rows = [(term, age) for term in self.terms for age in range(term.history)[::step]]
-        else:
-            rows = [(term, age) for age in range(self.terms[0].history)[::step] for term in self.terms]
+        rows = [(term, age) for term in self.terms for age in range(term.history)[::step]]
+        if self.layout == "frames":
+            rows.sort(key=lambda row: step * row[1])
         return [
             (place, age, (bias, scale, *(term.clip or (-math.inf, math.inf))))
             for term, age in rows

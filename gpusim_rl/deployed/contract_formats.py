@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -181,17 +182,11 @@ def _calls(path: Path, name: str) -> dict[str, dict[str, Any]]:
         statements = ast.parse(text).body
     except (OSError, KeyError, zipfile.BadZipFile, SyntaxError, RecursionError, MemoryError, ValueError) as error:
         raise ConfigError(f"no readable {file} of holosoma_inference: {first_line(error)}") from None
-    calls = {
-        node.targets[0].id: node.value.keywords
-        for node in statements
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name)
-    }
-    return {name: {word.arg or "": _literal(word.value) for word in words} for name, words in calls.items()}
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return a literal's value, "" for other expressions."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        return ""
+    calls = dict[str, dict[str, Any]]()
+    for node in statements:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
+            values = calls[node.targets[0].id] = dict[str, Any]()
+            for word in node.value.keywords:
+                with suppress(ValueError, TypeError, RecursionError, MemoryError):
+                    values[word.arg or ""] = ast.literal_eval(word.value)
+    return calls

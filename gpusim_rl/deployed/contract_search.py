@@ -7,7 +7,6 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ ORDERS = {  # usual orders of terms
         *("cos_phase", "joint_pos", "joint_pos_rel", "joint_vel", "gait_phase", "projected_gravity", "sin_phase"),
     ),
 }
-_rate = attrgetter("contract.control_hz")
 READINGS = (
     ("base_ang_vel", "base_ang_vel_world", "base_ang_vel frame"),
     ("base_lin_vel", "base_lin_vel_world", "base_lin_vel frame"),
@@ -139,13 +137,15 @@ def _simulate(walkers: Walkers, i: int) -> tuple[np.ndarray, np.ndarray, np.ndar
 class Trials(Walkers):
     """Robots driven by one network, with a contract each."""
 
-    def __init__(self, folder: Path, network: onnx.ModelProto, contracts: Sequence[Contract], body: Body) -> None:
+    def __init__(self, network: onnx.ModelProto, contracts: Sequence[Contract], body: Body) -> None:
         inputs = Inputs(contracts, body.joints)
         self._columns = np.array([inputs.place(contract) for contract in contracts])
         self._servos = np.array([body.servos(contract) for contract in contracts])
         self._limit = np.array([[contract.action_clip or np.inf] for contract in contracts])
         self._contracts, self._body, self._network = contracts, body, load(network)
-        super().__init__(folder, len(contracts))
+        with tempfile.TemporaryDirectory() as name:
+            write_folder(folder := Path(name) / "trials", network, contracts[0], body, "trials", inputs)
+            super().__init__(folder, len(contracts))
         self.vary("actuator_gainprm")[..., 0] = self._servos["kp"]
         self.vary("actuator_biasprm")[..., 1], self.vary("actuator_biasprm")[..., 2] = (
             -self._servos["kp"],
@@ -209,14 +209,10 @@ class ContractSearch:
     def _test(self, candidates: Sequence[Candidate], i: int) -> list[Candidate]:
         """Return the candidates with the results of command `i`."""
         results = list[Candidate]()
-        for _, group in itertools.groupby(sorted(candidates, key=_rate), _rate):
-            members = [*group]
+        for hz in sorted({candidate.contract.control_hz for candidate in candidates}):
+            members = [candidate for candidate in candidates if candidate.contract.control_hz == hz]
             for part in (members[first : first + ROWS] for first in range(0, len(members), ROWS)):
-                contracts = [candidate.contract for candidate in part]
-                with tempfile.TemporaryDirectory() as name:
-                    folder, inputs = Path(name) / "trials", Inputs(contracts, self.body.joints)
-                    write_folder(folder, self.network, contracts[0], self.body, "trials", inputs)
-                    trials = Trials(folder, self.network, contracts, self.body)
+                trials = Trials(self.network, [candidate.contract for candidate in part], self.body)
                 self.simulated += len(part)
                 for old, upright, velocity, rough in zip(part, *_simulate(trials, i), strict=True):
                     new: dict[str, Any] = {} if i else {"upright": float(upright), "roughness": float(rough)}

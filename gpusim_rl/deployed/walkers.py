@@ -48,12 +48,8 @@ def reading(path: Path) -> Iterator[None]:
 class Walkers:
     """Batch of robots driven by one exported policy; bit-identical for any number of threads.
 
-    Arrays have a row per robot. Callers write to the state, `command` and the disturbances, and `step`.
-
-    Args:
-        folder: Export folder; nothing in it is executed.
-        num: Number of robots.
-        seed: Seed of the observation noise.
+    Arrays have a row per robot. Callers write to the state, `command` and the disturbances, and `step`. Nothing in the
+    export folder is executed. The seed is that of the observation noise.
 
     Raises:
         ConfigError: The folder is no export, is damaged, or its robot has no free base.
