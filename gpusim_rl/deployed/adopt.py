@@ -79,15 +79,12 @@ class Body:
 
     def servos(self, contract: Contract) -> np.ndarray:
         """Return a `SERVO` of each joint: the contract's values, or the robot's own, whose target is the pose."""
-        n, own = len(contract.joints), zip(self.pose, self.kp, self.kd, strict=True)
-        actions = (
-            contract.action_offset,
-            contract.action_scale,
-            *zip(*(contract.target_clip or [FREE] * n), strict=True),
-        )
-        given = zip(contract.pose, contract.kp, contract.kd, *actions, range(n), strict=True)
-        rows = dict(zip(self.joints, ((pose, kp, kd, pose, 0.0, *FREE, 0) for pose, kp, kd in own), strict=True))
-        return np.array([*(rows | dict(zip(contract.joints, given, strict=True))).values()], SERVO)
+        own = [(pose, kp, kd, pose, 0.0, *FREE, 0) for pose, kp, kd in zip(self.pose, self.kp, self.kd, strict=True)]
+        values = [getattr(contract, name) for name in ("pose", "kp", "kd", "action_offset", "action_scale")]
+        limits = zip(*(contract.target_clip or [FREE] * len(contract.joints)), strict=True)
+        given = zip(*values, *limits, range(len(contract.joints)), strict=True)
+        rows = dict(zip((*self.joints, *contract.joints), (*own, *given), strict=True))
+        return np.array([*rows.values()], SERVO)
 
     def scene(self, contract: Contract, sources: Sequence[str]) -> Scene:
         """Return a scene with the contract's servos, and the sensors of `sources`."""

@@ -146,11 +146,8 @@ class Trials(Walkers):
         with tempfile.TemporaryDirectory() as name:
             write_folder(folder := Path(name) / "trials", network, contracts[0], body, "trials", inputs)
             super().__init__(folder, len(contracts))
-        self.vary("actuator_gainprm")[..., 0] = self._servos["kp"]
-        self.vary("actuator_biasprm")[..., 1], self.vary("actuator_biasprm")[..., 2] = (
-            -self._servos["kp"],
-            -self._servos["kd"],
-        )
+        gain, bias = self.vary("actuator_gainprm"), self.vary("actuator_biasprm")
+        gain[..., 0], bias[..., 1], bias[..., 2] = self._servos["kp"], -self._servos["kp"], -self._servos["kd"]
 
     def reset(self, rows: np.ndarray | None = None) -> None:
         """Start all episodes, in the pose of each contract."""
