@@ -76,13 +76,13 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     ),
     "identification": (1_324, "identify/*", "sim/drives"),
     "randomisation": (1_225, "env/randomize", "env/properties", "env/draws", "env/pushes", "sim/params"),
-    "export": (1_335, "export/*"),
+    "export": (1_337, "export/*"),
     "measurable terms": (60, "testing/measurable"),
     "stress": (760, "deployed/__init__", "deployed/walkers", "deployed/variants", "deployed/stress"),
     "exports in viewers and reports": (141, "deployed/exported*"),
-    "C source": (346, "deployed/c_source"),
-    "share": (205, "deployed/share", "deployed/browser_mujoco"),
-    "adopt": (1_160, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
+    "C source": (348, "deployed/c_source"),
+    "share": (199, "deployed/share", "deployed/browser_mujoco"),
+    "adopt": (1_091, "deployed/adopt", "deployed/contract*", "deployed/network_file"),
     "search": (875, "distributed/*search", "distributed/tuning", "distributed/pbt", "distributed/trial_run"),
     "symmetry and RND": (
         699,
@@ -97,7 +97,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_594,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_862, "benchmarks": 8_801}
+FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_858, "benchmarks": 8_801}
 
 
 def lines_of(*paths: Path) -> int:
