@@ -31,7 +31,7 @@ class Steerable(Protocol):
         """Return the range (low, high) of each command, by its name and unit, e.g. `x [m/s]`."""
         ...
 
-    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
+    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, "... commands"]) -> None:
         """Set the commands in the masked envs until the task draws new ones; call it after each control step."""
 
 
@@ -100,7 +100,7 @@ class Commands(Stateful):
         labels = [f"{name} [{self._units[name]}]" if name in self._units else name for name in self.names]
         return dict(zip(labels, zip(*self.limits.tolist(), strict=True), strict=True))
 
-    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
+    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, "... commands"]) -> None:
         """Set the commands in the masked envs; see `Steerable`."""
         torch.where(where[:, None], value, self.value, out=self.value)
         self._age.masked_fill_(where, 0)
@@ -181,7 +181,7 @@ class VelocityCommands(Commands):
         """Use the ranges of the current settings, not the checkpoint's."""
         self._set_stage()
 
-    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, " commands"]) -> None:
+    def hold(self, where: Bool[Tensor, " envs"], value: Float[Tensor, "... commands"]) -> None:
         """Set the commands in the masked envs, and draw new ones after the shortest interval."""
         write_where(where[:, None], value, self._drawn[:, :3])
         self._drawn[:, 4] = torch.where(where, self._range[0, 0, 4], self._drawn[:, 4])
