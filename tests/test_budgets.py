@@ -97,7 +97,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_594,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_858, "benchmarks": 8_849}
+FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_865, "benchmarks": 8_849}
 
 
 def lines_of(*paths: Path) -> int:
@@ -128,8 +128,8 @@ def test_folder_stays_within_its_line_budget(folder, most):
 
 def test_commands_on_exports_of_any_origin_stay_short():
     tools = [ROOT / "tools" / f"{name}.py" for name in ("stress", "share", "adopt")]
-    files = [PACKAGE / "testing" / "measurable.py", *(PACKAGE / "deployed").glob("[!c]*.py")]
-    files += (PACKAGE / "deployed").glob("contract*.py")
+    files = [PACKAGE / "testing" / "measurable.py", *(PACKAGE / "deployed").glob("*.py")]
+    files.remove(PACKAGE / "deployed" / "c_source.py")
     assert lines_of(*files, *tools) <= 2_552
 
 

@@ -99,7 +99,8 @@ class Identified:
 
     def warnings(self) -> list[str]:
         """Return a line for each thing that the user must know."""
-        lines = [f"the log does not show {' + '.join(names)}; frozen at the nominal value" for names in self.unseen]
+        lines = [*self.notes]
+        lines += [f"the log does not show {' + '.join(names)}; frozen at the nominal value" for names in self.unseen]
         lines += [f"the model of {joint} is wrong: {reason}" for joint, reason in self.misfit.items()]
         for gain, kind in ((self.log.kp, "stiffness"), (self.log.kd, "damping")):
             own = np.array([self.rig.nominal[joint][kind] for joint in self.rig.joints])
@@ -218,7 +219,7 @@ def identify(scene: Scene, log: Log, fit: Sequence[str] = GROUPS) -> Identified:
     rig = Rig(scene)
     log = matched(log, rig.joints, rig.range)
     rig = Rig(scene, log.kp, log.kd, tuple(fit))
-    log = _shortened(log)
+    log, notes = _shortened(log)
     noise = np.stack([log.noise(log.q, LEAST_NOISE[0]), log.noise(log.q if log.dq is None else log.dq, LEAST_NOISE[1])])
     rows = _rows(log)
     problem = _Problem(rig, log, rows["fit"], noise)
@@ -243,13 +244,16 @@ def identify(scene: Scene, log: Log, fit: Sequence[str] = GROUPS) -> Identified:
         *(channels[:, :joints] * noise[0] for channels in (before, after)),
         seconds=time.process_time() - began,
         rollouts=problem.rollouts,
+        notes=notes,
     )
 
 
-def _shortened(log: Log) -> Log:
-    count = int((log.time <= log.time[0] + MOST_S).sum())
+def _shortened(log: Log) -> tuple[Log, list[str]]:
+    """Return the start of a log, and a line if it is not the whole."""
+    count, seconds = int((log.time <= log.time[0] + MOST_S).sum()), log.time[-1] - log.time[0]
     tables = {name: getattr(log, name) for name in ("time", "target", "q", "dq", "tau", "gyro")}
-    return replace(log, **{name: None if table is None else table[:count] for name, table in tables.items()})
+    short = replace(log, **{name: None if table is None else table[:count] for name, table in tables.items()})
+    return short, [f"only the first {MOST_S:g} s of the log's {seconds:.0f} s are used"] * (count < len(log.time))
 
 
 def _rows(log: Log) -> dict[str, Array]:

@@ -23,12 +23,8 @@ def page(result: Identified, scene: str) -> str:
     environment = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     before, after = (1e3 * result.error(readings, "fit") for readings in (result.before, result.after))
     held, noise = 1e3 * result.error(result.after, "held"), 1e3 * result.noise[0]
-    errors = [
-        dict(
-            zip(("joint", "before", "after", "held", "noise", "misfit"), (*row, result.misfit.get(row[0])), strict=True)
-        )
-        for row in zip(result.rig.joints, before, after, held, noise, strict=True)
-    ]
+    names, columns = ("joint", "before", "after", "held", "noise"), (result.rig.joints, before, after, held, noise)
+    errors = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return environment.get_template("page.html").render(
         scene=scene,
         log=Path(result.log.path).name,
@@ -38,6 +34,7 @@ def page(result: Identified, scene: str) -> str:
         cpu=result.seconds,
         warnings=result.warnings(),
         errors=errors,
+        misfit=result.misfit,
         most=max(float(before.max()), 1e-9),
         kinds=[(kind, unit, bars(result, kind)) for kind, unit in KINDS.items()],
         delay={name: 1e3 * value if name != "is" else value for name, value in result.drives()["delay"].items()},
@@ -56,9 +53,8 @@ def bars(result: Identified, kind: str) -> list[dict[str, Any]]:
     for joint, row in rows.items():
         nominal = factor * float(result.rig.nominal[joint].get(kind, 0.0))
         value, low, high = (factor * float(row[kind][name]) for name in ("value", "low", "high"))
-        found.append(
-            {"joint": joint, "nominal": nominal, "value": value, "low": low, "high": high, "is": row[kind]["is"]}
-        )
+        bar = {"joint": joint, "nominal": nominal, "value": value, "low": low, "high": high, "is": row[kind]["is"]}
+        found.append(bar)
     ends = [row[name] for row in found for name in ("low", "high", "nominal")]
     least, span = min(ends), max(max(ends) - min(ends), 1e-12)
     for row in found:

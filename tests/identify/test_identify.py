@@ -72,6 +72,13 @@ def test_values_of_a_hidden_arm_are_within_their_intervals(result, hidden):
     assert (row["unseen"], row["misfit"]) == ([], {})
 
 
+def test_unused_end_of_a_long_log_is_reported(arm, hidden, monkeypatch):
+    monkeypatch.setattr("gpusim_rl.identify.fit.MOST_S", 3.0)
+    cropped = identify(scene_with(arm), hidden[2])
+    assert cropped.log.time[-1] - cropped.log.time[0] <= 3.0
+    assert [line for line in cropped.warnings() if "first 3 s" in line]
+
+
 def test_gains_of_the_log_are_exact(arm, hidden):
     drives, _, log = hidden
     own = [np.array([drives[joint][kind] for joint in log.joints]) for kind in ("stiffness", "damping")]
