@@ -16,8 +16,8 @@ from gpusim_rl.settings.compose import TaskFolders, resolve_checkpoint
 from gpusim_rl.settings.keywords import compose_call
 
 if TYPE_CHECKING:
+    from gpusim_rl.env import VecEnv
     from gpusim_rl.env.task import Task, TaskConfig
-    from gpusim_rl.env.vec_env import VecEnv
     from gpusim_rl.files.paths import Checkpoint
     from gpusim_rl.learn.algorithm import Algorithm
 
@@ -150,8 +150,9 @@ def load_spec(
 ) -> RunSpec:
     """Load the classes that a composed config names, unless passed, check its settings, and return both."""
     import_torch()
-    from gpusim_rl.env.task import Task, expand, load_task_or_environment
+    from gpusim_rl.env.task import Task, load_task_or_environment
     from gpusim_rl.learn.algorithm import load_algorithm_class
+    from gpusim_rl.sim.drives import expand
 
     expand(config["task"])
     checkpoint = checkpoint or resolve_checkpoint(config)

@@ -19,7 +19,6 @@ from gpusim_rl.errors import ConfigError
 from gpusim_rl.settings.load_class import load_class
 from gpusim_rl.settings.schema import Count, Fraction, Positive, Rule
 from gpusim_rl.sim import Scene, Sim
-from gpusim_rl.sim.drives import expand as expand
 from gpusim_rl.sim.drives import with_drives
 
 MOST_SUBSTEPS = 10_000

@@ -191,7 +191,7 @@ def _arrays(model: mujoco.MjModel, source: str) -> dict[str, np.ndarray]:
     sizes, materials = model.mesh_facenum[model.geom_dataid[geoms]], model.geom_matid[geoms]
     if not 0 < sizes.sum() <= MOST_FACES:
         raise ConfigError(key=source, expected=f"meshes with 1 to {MOST_FACES:,} faces", got=int(sizes.sum()))
-    share = FACES * np.sqrt(sizes) / np.sqrt(sizes).sum()  # small parts keep more of theirs
+    share = FACES * np.sqrt(sizes) / np.sqrt(sizes).sum()  # decimates small parts less
     most = np.minimum(share, PART_FACES).astype(int).tolist()
     rgba = [model.geom_rgba[g] if m < 0 else model.mat_rgba[m] for g, m in zip(geoms, materials, strict=True)]
     vertices, faces = zip(*(_decimated(model, g, n) for g, n in zip(geoms.tolist(), most, strict=True)), strict=True)
