@@ -97,7 +97,7 @@ CAPABILITIES: dict[str, tuple[int | str, ...]] = {
     CORE: (19_594,),
 }
 """Line budget and file patterns of each capability; the first matching row owns a file."""
-FOLDERS = {"tasks": 5_084, "tools": 4_300, "tests": 53_865, "benchmarks": 8_849}
+FOLDERS = {"tasks": 5_084, "tools": 4_296, "tests": 53_865, "benchmarks": 8_849}
 
 
 def lines_of(*paths: Path) -> int:

@@ -709,7 +709,7 @@ def test_help_of_every_command_has_the_same_layout(name, monkeypatch, capsys):
     summary, usage, *blocks = text.rstrip().split("\n\n")
     assert len(summary) < 60 and usage.startswith(f"Usage: gpusim-rl {name} ")
     titles = [block.partition(":\n")[0] for block in blocks]
-    assert titles[0] == "Examples" and titles[-1] == "General"
+    assert titles[0] == "Examples" and titles[-1] == "General" and all(titles)
     fixed = [title for title in titles if title in ORDER]
     assert fixed == sorted(fixed, key=ORDER.index)
     assert 2 <= len(re.findall(rf"^  # .+\n  gpusim-rl {name}", blocks[0], re.MULTILINE)) <= 4

@@ -42,9 +42,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
     parser = Parser("identify", __doc__)
     parser.option("scene", "task, or a robot: MJCF, URDF or menagerie:<robot>", "Arguments")
-    parser.option("log", "log: npz, csv, PACE's pt, or a ROS 2 bag", "Arguments", nargs="?", type=Path)
-    parser.option("--joints", "joints of the log's columns, if it does not name them", type=names, metavar="A,B")
-    parser.option("--fit", "groups of parameters; without gains, the scene's are exact", type=names, default=GROUPS)
+    listed = {"type": names, "metavar": "A,B"}
+    parser.option("log", "npz, csv, PACE's pt, or a ROS 2 bag", "Arguments", nargs="?", type=Path, metavar="LOG")
+    parser.option("--joints", "joints of the log's columns, if it does not name them", "Log", **listed)
+    parser.option("--fit", "groups of parameters; without gains, the scene's", "Log", default=GROUPS, **listed)
     parser.option("--out", "drives file", note="<log>.drives")
     parser.option("--plan", "write targets that excite all joints", "Plan", type=Path, metavar="FILE")
     parser.option("--seconds", "of targets", "Plan", default=8.0, type=number(float, 3.0, 60.0))
@@ -118,13 +119,8 @@ def plan(args: argparse.Namespace, scene: Scene, stance: dict[str, float]) -> in
 def table(result: Identified) -> list[str]:
     """Return the lines of the tables: parameters with intervals, and errors before and after."""
     drives: dict[str, Any] = result.drives()
-    head = [
-        "joint",
-        *(f"{kind} [{unit}]" for kind, unit in UNITS.items()),
-        "before",
-        "after [mrad]",
-        "held out / noise",
-    ]
+    units = (f"{kind} [{unit}]" for kind, unit in UNITS.items())
+    head = ["joint", *units, "before", "after [mrad]", "held out / noise"]
     before, after = (1e3 * result.error(readings, "fit") for readings in (result.before, result.after))
     cells = [head]
     for i, (joint, row) in enumerate(drives["joints"].items()):
